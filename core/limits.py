@@ -1,0 +1,85 @@
+"""Every bound of the system, with its reason. Units come last in a name."""
+
+from __future__ import annotations
+
+KIB = 1024
+MIB = 1024 * KIB
+
+# -- names and messages (public: part of the API) ---------------------------------------------------------
+NAME_CHARS = 127  # fits a file name and a Parquet path beside a suffix
+MESSAGE_BYTES = 4 * MIB  # largest body; a topic may set less
+KEY_BYTES = 1 * KIB  # keys are hashed on every produce and stand in Parquet statistics
+TAG_BYTES = 127  # a tag is a name-like word, repeated in every message
+PROPERTIES_BYTES = 32 * KIB  # names and values together
+BATCH_BYTES = 16 * MIB  # one request; also the largest frame, so that a segment holds many
+BATCH_MESSAGES = 10_000  # one request; bounds one answer and one turn of the loop
+RECEIVE_MESSAGES = 1_000
+RECEIVE_BYTES = 4 * MIB  # default for one receive; one message is always given
+RECEIVE_BYTES_MOST = 16 * MIB
+READ_MESSAGES = 10_000
+WAIT_MS = 30_000  # long polls stay below the idle timeouts of usual load balancers (60 s)
+LEASE_MS_LEAST = 1_000
+LEASE_MS_MOST = 12 * 3_600_000
+LEASE_MS = 30_000  # default
+DELAY_MS_MOST = 365 * 86_400_000
+QUEUES_PER_TOPIC = 1_024
+QUEUES_DEFAULT = 4
+SETTLE_ITEMS = 10_000  # one settle call; receipts settle any number of rows with one item
+PAGE_SIZE = 100
+PAGE_SIZE_MOST = 1_000
+TIMESTAMP_MS_MOST = 253_402_300_799_999  # 9999-12-31: what every reader of a timestamp can represent
+
+# -- HTTP -------------------------------------------------------------------------------------------------
+HEADER_BYTES = 16 * KIB  # of one request, all header lines
+HEADER_SECONDS = 10  # to send a request's head, counted from its first byte
+BODY_SECONDS = 30  # to send a request's body, plus
+BODY_BYTES_PER_SECOND = 64 * KIB  # .. one second for each of these: slower is a slow-body attack
+IDLE_SECONDS = 75  # a kept-alive connection between requests (above the 60 s of usual load balancers)
+CONNECTIONS = 16_384  # per listener; further ones are answered 503 and closed
+ANSWER_SLICE_BYTES = 256 * KIB  # JSON is encoded in slices of this, with a turn of the loop between
+
+# -- store ------------------------------------------------------------------------------------------------
+SEGMENT_BYTES = 256 * MIB  # default; large enough that recycling is rare, small enough to recycle early
+SEGMENT_BYTES_LEAST = 64 * KIB  # tests
+UNFLUSHED_BYTES = 64 * MIB  # produces wait above it
+UNFLUSHED_WAIT_MS = 2_000  # .. at most so long, then 503 flush_behind
+GATHER_BYTES = 32 * MIB  # one group write; bounds its latency and memory
+PENDING_APPEND_BYTES = 128 * MIB  # accepted and not yet written, over all queues; then 503 flush_behind
+UNSETTLED_ROWS = 100_000  # per group and queue; then receive answers in_flight_full
+SCAN_ENTRIES = 262_144  # index entries one receive may filter in one queue (5 MiB of index)
+WAITERS = 20_000  # long polls waiting in one store
+ATTEMPT_ID_SECONDS = 60  # a repeated receive with the same attempt_id gets the same leases
+ATTEMPT_IDS = 100_000  # remembered at once; the oldest goes first
+PRODUCER_IDLE_MS = 7 * 86_400_000
+PRODUCER_PARTS = 8  # last parts of a session that keep their offsets for repeat answers
+PRODUCER_SESSIONS = 1_000_000  # per store
+DEDUP_WINDOW_MS = 300_000  # default of a topic
+DEDUP_ENTRIES = 1_000_000  # per tenant and store; 28 MB
+DEDUP_BUCKET_MS = 10_000
+CHECKPOINT_BYTES = 32 * MIB  # of log between checkpoints: bounds replay at start to well under a second
+CHECKPOINT_FRAMES = 20_000
+MARK_IDLE_MS = 20  # without an append, while the last frame is not covered
+CLAIM_MS = 5_000  # a range handed to a proxy for filtering, in memory only
+INLINE_FRAME_BYTES = 64 * KIB  # frames up to here travel with a grant even when it takes few of their rows
+RESERVED_STATE_BYTES = 4 * MIB  # of the last free segment, kept for acks when the disk is full
+
+# -- tier -------------------------------------------------------------------------------------------------
+SEAL_BYTES = 64 * MIB
+SEAL_TRICKLE_BYTES = 4 * MIB
+SEAL_TRICKLE_MS = 600_000
+SEAL_AGE_MS = 6 * 3_600_000
+ROW_GROUP_BYTES = 4 * MIB
+ROW_GROUPS_PER_OBJECT = 64
+TIER_CACHE_BYTES = 64 * MIB  # footers and row groups, per proxy process
+FRAME_CACHE_BYTES = 32 * MIB  # decoded frames, per proxy process
+COLD_READS = 4  # decoding at once, per proxy process
+OBJECT_SECONDS = 30  # one request to the object store
+OBJECT_THREADS = 8
+
+# -- calls between the parts ------------------------------------------------------------------------------
+CALL_MS = 10_000  # default deadline of a call that does not wait for messages
+CATALOG_STALE_SECONDS = 900  # a proxy goes on with its cached catalog for so long
+
+assert SEGMENT_BYTES >= 4 * BATCH_BYTES, "a segment holds at least four of the largest frames"
+assert RECEIVE_BYTES_MOST >= MESSAGE_BYTES, "a receive can carry the largest message"
+assert 2 * BATCH_BYTES < 2**31, "Arrow's 32-bit offsets address every batch"
