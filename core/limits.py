@@ -80,6 +80,18 @@ OBJECT_THREADS = 8
 CALL_MS = 10_000  # default deadline of a call that does not wait for messages
 CATALOG_STALE_SECONDS = 900  # a proxy goes on with its cached catalog for so long
 
+# -- clients ----------------------------------------------------------------------------------------------
+CLIENT_CONNECTIONS = 128  # per Connection: more would only queue in the service
+CLIENT_IDLE_SECONDS = 60  # below the service's IDLE_SECONDS, so that it is not the one to close
+CLIENT_READ_BYTES = 1 * MIB  # read ahead of one answer
+CLIENT_RETRY_AFTER_SECONDS = 60  # what a Retry-After may ask of a client at most
+CLIENT_BATCH_BYTES = 1 * MIB  # default of a producer's batches: large enough that a request's cost vanishes
+CLIENT_BUFFER_BYTES = 64 * MIB  # default of a producer: taken and not yet answered
+CLIENT_LINGER_MS = 5  # default of a producer: how long a batch waits to fill
+CLIENT_SEND_MS = 120_000  # default of a producer: how long a batch is tried
+CLIENT_PREFETCH_MESSAGES = 2_000  # default of a consumer: fetched and not yet handed out
+CLIENT_SETTLE_MS = 20  # automatic acks gather for so long
+
 assert SEGMENT_BYTES >= 4 * BATCH_BYTES, "a segment holds at least four of the largest frames"
 assert RECEIVE_BYTES_MOST >= MESSAGE_BYTES, "a receive can carry the largest message"
 assert 2 * BATCH_BYTES < 2**31, "Arrow's 32-bit offsets address every batch"

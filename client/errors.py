@@ -1,0 +1,76 @@
+"""Errors that only a client can see; all others come from the service, by code (`core.errors`).
+
+    MillpondError
+    |-- Unreachable ..... nobody answers at the address
+    |-- BufferFull ...... more unsent bytes than the producer may hold: await `producer.ready()`
+    |-- Closed .......... used after `close()`
+    `-- UnknownProblem .. an answer that is no problem of ours (a proxy in between, a newer service)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from millpond.core.errors import ERRORS, FieldError, MillpondError, TooManyRequests, Unavailable
+
+_STANDARD = {"type", "title", "status", "detail", "code", "retryable", "errors", "instance"}
+
+
+class Unreachable(Unavailable):
+    """No connection, or no answer in time. Retried by the SDK before it is raised."""
+
+    title = "Unreachable"
+    codes = ("unreachable",)
+
+    def __init__(self, detail: str) -> None:
+        super().__init__("unreachable", detail)
+
+
+class BufferFull(TooManyRequests):
+    """`send_nowait` would hold more than `buffer_bytes`. Nothing was taken; `await producer.ready()` and repeat."""
+
+    title = "Buffer full"
+    codes = ("buffer_full",)
+
+    def __init__(self, detail: str) -> None:
+        super().__init__("buffer_full", detail)
+
+
+class Closed(MillpondError):
+    """The producer, consumer or connection was closed."""
+
+    title = "Closed"
+    codes = ("closed",)
+
+    def __init__(self, detail: str) -> None:
+        super().__init__("closed", detail)
+
+
+class UnknownProblem(MillpondError):
+    """An error answer without one of our codes; `extra["status"]` is its HTTP status."""
+
+    title = "Unknown problem"
+    codes = ("unknown_problem",)
+
+    def __init__(self, detail: str, **extra: Any) -> None:
+        super().__init__("unknown_problem", detail, **extra)
+
+
+def from_problem(status: int, problem: object) -> MillpondError:
+    """The error that an answer of `status` with a decoded problem+json body describes, as its own class.
+
+    Members of the problem beyond the standard ones (`request_id`, `start_offset`, ..) become `extra`.
+    """
+    if not isinstance(problem, dict):
+        return UnknownProblem(f"HTTP {status} without a problem body", status=status)
+    code, detail = str(problem.get("code", "")), str(problem.get("detail") or problem.get("title") or f"HTTP {status}")
+    extra = {name: value for name, value in problem.items() if name not in _STANDARD}
+    cls = ERRORS.get(code)
+    if cls is None:
+        return UnknownProblem(f"{code or status}: {detail}", **{**extra, "status": status})
+    fields = [_field(item) for item in problem.get("errors") or [] if isinstance(item, dict)]
+    return cls(code, detail, fields=fields, **extra)
+
+
+def _field(item: dict[str, Any]) -> FieldError:
+    return FieldError(str(item.get("field", "")), str(item.get("expected", "")), str(item.get("got", "")))
