@@ -75,6 +75,20 @@ FRAME_CACHE_BYTES = 32 * MIB  # decoded frames, per proxy process
 COLD_READS = 4  # decoding at once, per proxy process
 OBJECT_SECONDS = 30  # one request to the object store
 OBJECT_THREADS = 8
+OBJECT_CONNECT_SECONDS = 5
+OBJECT_BYTES_PER_SECOND = 1 * MIB  # a request gets one second more for each of these that it carries
+OBJECT_ATTEMPTS = 4  # of one request, with jittered pauses that triple; then tier_unavailable
+OBJECT_PAUSE_SECONDS = 0.2  # mean of the first pause between attempts: 2.6 s in all
+OBJECT_KEY_BYTES = 1_024  # S3's own limit
+OBJECT_PART_BYTES = 255  # a file name, where the tier is a directory
+OBJECT_TEMPORARY_MS = 86_400_000  # a temporary file this old belongs to no living process
+TIER_FOOTER_BYTES = 1 * MIB  # a footer of 64 row groups takes about 100 KiB; a larger claim is not one of ours
+COLD_READS_WAITING = 256  # loads of footers and row groups waiting for a turn, per tenant; then 429 cold_read_limit
+SEAL_QUEUES = ROW_GROUPS_PER_OBJECT // 2  # queues in one object: each may end with a short row group
+SEAL_READ_BYTES = 4 * MIB  # of frames read from the log in one go
+SEAL_TICK_SECONDS = 5  # how often topics are looked at when nobody asks
+SEAL_PAUSE_SECONDS_MOST = 60  # between rounds while the tier or the metadata is away
+SEAL_COMMIT_ATTEMPTS = 4  # of one commit while the metadata does not answer
 
 # -- calls between the parts ------------------------------------------------------------------------------
 CALL_MS = 10_000  # default deadline of a call that does not wait for messages
@@ -91,6 +105,32 @@ CLIENT_LINGER_MS = 5  # default of a producer: how long a batch waits to fill
 CLIENT_SEND_MS = 120_000  # default of a producer: how long a batch is tried
 CLIENT_PREFETCH_MESSAGES = 2_000  # default of a consumer: fetched and not yet handed out
 CLIENT_SETTLE_MS = 20  # automatic acks gather for so long
+
+# -- metadata ---------------------------------------------------------------------------------------------
+METADATA_THREADS = 4  # database calls at once per process; also its connections
+METADATA_PENDING = 1_024  # calls waiting for a thread; further ones are 503 at once
+METADATA_BUSY_MS = 4_000  # to wait for another process's lock; below CALL_MS, so that the caller learns why
+METADATA_RETRIES = 8  # of a transaction that a concurrent one pushed aside (PostgreSQL)
+FEED_POLL_MS = 1_000  # how soon a waiting `changes` notices another process's write
+FEED_TOMBSTONES = 10_000  # deleted ids remembered; whoever is further behind starts afresh
+LEASE_KEY_ROTATE_MS = 86_400_000
+LEASE_KEY_KEEP_MS = 7 * 86_400_000  # after it was made: a lease may be extended long past its own 12 h
+DEDUP_WINDOW_MS_MOST = 86_400_000  # bounds what a store must remember
+FILTER_CHARS = 4_096  # a group's tag expression
+DETAIL_CHARS = 4_096  # free text beside a state
+
+# -- consuming, in a proxy --------------------------------------------------------------------------------
+LEASE_KEYS_SECONDS = 60  # the keys that sign lease tokens are asked for again: they are made a day ahead
+LEASE_KEYS_RELOAD_SECONDS = 1  # .. for a token of an unknown key at most so often: forged ones cost no metadata calls
+TAG_EXPRESSION_TAGS = 100  # tags in one expression: bounds what is compared for each message
+RECEIPT_RANGES = 1_000  # ranges of rows in one item of a settle call: a receive has no more rows
+TIER_WINDOW_OFFSETS = 100_000  # of a queue's manifest fetched at once: a few objects of usual size
+TIER_WINDOWS = 1_024  # queues whose window is remembered
+READ_STEPS = 64  # store and tier calls of one read: bounds a filtered scan
+SCAN_BYTES = 64 * MIB  # read and dropped by the tag filter in one call: an empty answer has still made progress
+FIND_FRAMES = 1_000  # frames opened in one search by key
+FIND_OBJECTS = 256  # tier objects opened in one search by key
+FIND_MESSAGES = 100  # default of one search
 
 assert SEGMENT_BYTES >= 4 * BATCH_BYTES, "a segment holds at least four of the largest frames"
 assert RECEIVE_BYTES_MOST >= MESSAGE_BYTES, "a receive can carry the largest message"
