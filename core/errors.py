@@ -16,7 +16,7 @@
     |-- StaleRoute ........ 421  stale_route (carries the epoch)
     |-- Unprocessable ..... 422  dedup_mismatch
     |-- TooManyRequests ... 429  dedup_window_full, cold_read_limit, too_many_waiters (with Retry-After)
-    |-- Internal .......... 500  internal, corrupt_range, tier_corrupt
+    |-- Internal .......... 500  internal, corrupt_range, tier_corrupt, metadata_corrupt, newer_format
     |-- Unavailable ....... 503  store_unavailable, metadata_unavailable, flush_behind, ... (with Retry-After)
     `-- DiskFull .......... 507  disk_full
 
@@ -163,7 +163,7 @@ class TooManyRequests(MillpondError):
 
 class Internal(MillpondError):
     status, title = 500, "Internal error"
-    codes = ("internal", "corrupt_range", "tier_corrupt")
+    codes = ("internal", "corrupt_range", "tier_corrupt", "metadata_corrupt", "newer_format")
 
 
 class Unavailable(MillpondError):
