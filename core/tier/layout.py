@@ -1,0 +1,264 @@
+"""The tier object: its name, its bytes, its footer. Truth: checksummed, and the only copy of recycled messages.
+
+    {prefix}/v1/tenant={t}/topic={name}/date={UTC date of store_ts}/{sequence}-{epoch}-{random}.parquet
+
+    "PAR1"
+    row groups     sorted by (queue, offset); none spans two queues; each about 4 MiB raw or one larger message
+    "MPF" version  4 bytes   \\ the last `footer_bytes` of the object:
+    CRC32C         4 bytes   | of everything after it. Parquet readers do not look here, ours checks it
+    Parquet footer thrift    |
+    its length     4 bytes   |
+    "PAR1"                   /
+
+Any Parquet reader reads it: `TIER_SCHEMA` with field ids, zstd, statistics on queue, offset, both clocks and key.
+The footer's key-value metadata holds `millpond`, the JSON of `Footer`: whose rows these are and where each row
+group stands with its CRC32C. So a reader that has the footer fetches a row group with one GET and knows that
+every byte of it is what was written. Nothing in it depends on the version of the writing library.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import google_crc32c
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from millpond.core.limits import ROW_GROUP_BYTES, ROW_GROUPS_PER_OBJECT, TIER_FOOTER_BYTES
+from millpond.core.schema import TIER_SCHEMA, TIER_VERSION
+from millpond.core.tier.rows import row_bytes
+
+FOOTER_KEY = b"millpond"
+FOOTER_MAGIC = b"MPF" + bytes([TIER_VERSION])
+_GUARD_BYTES = len(FOOTER_MAGIC) + 4
+_PARQUET_MAGIC = b"PAR1"
+_TAIL_BYTES = 4 + len(_PARQUET_MAGIC)
+
+
+class QueueRange(msgspec.Struct, frozen=True):
+    """What an object holds of one queue: offsets [first, end); both clocks in ms, born None when no row has one."""
+
+    queue: int
+    first: int
+    end: int
+    min_store_ts: int
+    max_store_ts: int
+    min_born_ts: int | None
+    max_born_ts: int | None
+
+
+class RowGroup(msgspec.Struct, frozen=True):
+    """Row group: offsets [first, first + rows) of `queue`, in bytes [at, at + bytes) of the object."""
+
+    queue: int
+    first: int
+    rows: int
+    at: int
+    bytes: int
+    crc32c: int
+
+    @property
+    def end(self) -> int:
+        return self.first + self.rows
+
+
+class Footer(msgspec.Struct, frozen=True):
+    """The key-value metadata `millpond`. `epoch`: of the store group that sealed it."""
+
+    version: int
+    topic_id: int
+    epoch: int
+    ranges: list[QueueRange]
+    groups: list[RowGroup]
+
+
+class Encoded(msgspec.Struct, frozen=True):
+    """An object's bytes and what the manifest keeps of it. `footer_bytes`: how much of its end is the footer."""
+
+    data: bytes
+    sha256: str
+    footer_bytes: int
+    ranges: list[QueueRange]
+
+
+def utc_date(store_ts: int) -> str:
+    """The UTC date of a timestamp in ms, as it stands in object names."""
+    return datetime.fromtimestamp(store_ts / 1000, UTC).strftime("%Y-%m-%d")
+
+
+def object_name(tenant: str, tier_name: str, store_ts: int, sequence: int, epoch: int, random: bytes) -> str:
+    """The key of an object whose rows all stand on the UTC date of `store_ts`. Names sort by `sequence`."""
+    folder = f"v1/tenant={tenant}/topic={tier_name}/date={utc_date(store_ts)}"
+    return f"{folder}/{sequence:020d}-{epoch:06d}-{random.hex()}.parquet"
+
+
+def encode(queues: Sequence[tuple[int, pa.Table]], topic_id: int, epoch: int) -> Encoded:
+    """The object that holds these rows: (queue, TIER_SCHEMA table of consecutive offsets), sorted by queue.
+
+    Blocks for some 100 ms (64 MiB): call it in a thread.
+    """
+    assert [queue for queue, _ in queues] == sorted({queue for queue, _ in queues}), "queues ascend"
+    sizes = [row_bytes(table) for _, table in queues]
+    # A run may be a little larger than planned (it takes whole frames): then row groups grow, not their number.
+    group_bytes = max(ROW_GROUP_BYTES, 2 * sum(int(each.sum()) for each in sizes) // (ROW_GROUPS_PER_OBJECT // 2))
+    sink = _Sink()
+    groups: list[RowGroup] = []
+    ranges = [_range_of(queue, table) for queue, table in queues]
+    with _writer(pa.PythonFile(sink, mode="w")) as writer:
+        for (queue, table), each in zip(queues, sizes, strict=True):
+            first = table.column("offset")[0].as_py()
+            for start, end in split(each, group_bytes):
+                at = sink.begin()
+                writer.write_table(table.slice(start, end - start), row_group_size=end - start)
+                groups.append(RowGroup(queue, first + start, end - start, at, sink.bytes - at, sink.crc32c))
+        assert len(groups) <= ROW_GROUPS_PER_OBJECT, "at most 32 queues, and groups of twice their share"
+        footer = Footer(TIER_VERSION, topic_id, epoch, ranges, groups)
+        writer.add_key_value_metadata({FOOTER_KEY: msgspec.json.encode(footer)})
+        sink.begin()
+    return _guarded(sink, ranges)
+
+
+def split(sizes: npt.NDArray[np.int64], group_bytes: int) -> list[tuple[int, int]]:
+    """Row ranges [start, end) of row groups: each at most `group_bytes` raw, or one larger row."""
+    ends = np.cumsum(sizes)
+    groups, start = [], 0
+    while start < len(ends):
+        before = int(ends[start - 1]) if start else 0
+        end = max(start + 1, int(np.searchsorted(ends, before + group_bytes, "right")))
+        groups.append((start, end))
+        start = end
+    return groups
+
+
+def parse_footer(tail: bytes) -> tuple[Footer, Any]:
+    """The footer in the last `footer_bytes` of an object, and its Parquet metadata.
+
+    Raises ValueError, with the reason, when a single bit of it is not as written.
+    """
+    if not _GUARD_BYTES + _TAIL_BYTES < len(tail) <= TIER_FOOTER_BYTES or tail[:4] != FOOTER_MAGIC:
+        raise ValueError("the footer is not where it should be")
+    guarded = tail[_GUARD_BYTES:]
+    if google_crc32c.value(guarded) != int.from_bytes(tail[4:_GUARD_BYTES], "little"):
+        raise ValueError("the footer's checksum does not hold")
+    metadata = pq.read_metadata(pa.BufferReader(_PARQUET_MAGIC + guarded))
+    footer = msgspec.json.decode(metadata.metadata[FOOTER_KEY], type=Footer)
+    if footer.version != TIER_VERSION:
+        raise ValueError(f"format version {footer.version} is not known")
+    return footer, metadata
+
+
+def decode_group(metadata: Any, footer: Footer, index: int, data: bytes) -> pa.Table:
+    """Row group `index` from its bytes `data`, as a TIER_SCHEMA table. Raises ValueError when they are damaged."""
+    group = footer.groups[index]
+    if len(data) != group.bytes or google_crc32c.value(data) != group.crc32c:
+        raise ValueError("the row group's checksum does not hold")
+    source = pa.PythonFile(_Window(group.at, data), mode="r")
+    try:
+        file = pq.ParquetFile(source, metadata=metadata, pre_buffer=False)
+        table = file.read_row_group(index, use_threads=False)
+        table = pa.Table.from_arrays([table.column(name) for name in TIER_SCHEMA.names], schema=TIER_SCHEMA)
+    except (pa.ArrowException, OSError, KeyError) as error:
+        raise ValueError(f"the row group does not open: {error}") from error
+    offsets = table.column("offset").to_numpy()
+    if not np.array_equal(offsets, np.arange(group.first, group.end)):
+        raise ValueError("the row group's offsets are not dense")
+    return table
+
+
+def _writer(sink: pa.NativeFile) -> pq.ParquetWriter:
+    return pq.ParquetWriter(
+        sink,
+        TIER_SCHEMA,
+        compression="zstd",
+        compression_level=1,
+        use_dictionary=["queue", "key", "tag"],
+        write_statistics=["queue", "offset", "store_ts", "born_ts", "key"],
+        sorting_columns=[pq.SortingColumn(0), pq.SortingColumn(1)],
+        store_schema=False,
+    )
+
+
+def _range_of(queue: int, table: pa.Table) -> QueueRange:
+    first = table.column("offset")[0].as_py()
+    store = pc.min_max(table.column("store_ts").cast(pa.int64()))
+    born = pc.min_max(table.column("born_ts").cast(pa.int64()))
+    clocks = (store["min"].as_py(), store["max"].as_py(), born["min"].as_py(), born["max"].as_py())
+    return QueueRange(queue, first, first + table.num_rows, *clocks)
+
+
+def _guarded(sink: _Sink, ranges: list[QueueRange]) -> Encoded:
+    """The written file with the checksum put in front of its footer."""
+    pieces = sink.pieces[: sink.last_begin]
+    tail = b"".join(sink.pieces[sink.last_begin :])
+    footer_bytes = int.from_bytes(tail[-_TAIL_BYTES:-4], "little") + _TAIL_BYTES
+    footer = tail[-footer_bytes:]
+    guard = FOOTER_MAGIC + google_crc32c.value(footer).to_bytes(4, "little")
+    data = b"".join((*pieces, tail[:-footer_bytes], guard, footer))
+    assert _GUARD_BYTES + footer_bytes <= TIER_FOOTER_BYTES, "64 row groups describe themselves in far less"
+    return Encoded(data, hashlib.sha256(data).hexdigest(), _GUARD_BYTES + footer_bytes, ranges)
+
+
+class _Sink:
+    """A file to write to that keeps the pieces, and the CRC32C of what was written since `begin`."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self.pieces: list[bytes] = []
+        self.bytes = 0
+        self.crc32c = 0
+        self.last_begin = 0
+
+    def begin(self) -> int:
+        """Where the next byte will stand; the checksum starts over."""
+        self.crc32c = 0
+        self.last_begin = len(self.pieces)
+        return self.bytes
+
+    def write(self, data: bytes) -> None:
+        self.pieces.append(data)
+        self.bytes += len(data)
+        self.crc32c = google_crc32c.extend(self.crc32c, data)
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class _Window:
+    """A file to read from of which only bytes [at, at + len(data)) are here; a read elsewhere is an error."""
+
+    closed = False
+
+    def __init__(self, at: int, data: bytes) -> None:
+        self._at = at
+        self._data = memoryview(data)
+        self._position = 0
+
+    def seek(self, position: int, whence: int = 0) -> int:
+        if whence == 0:
+            self._position = position
+        elif whence == 1:
+            self._position += position
+        else:
+            self._position = self._at + len(self._data) + position
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def read(self, count: int = -1) -> memoryview:
+        start = self._position - self._at
+        if start < 0 or count < 0 or start + count > len(self._data):
+            raise OSError(f"bytes {self._position} to {self._position + count} are not of this row group")
+        self._position += count
+        return self._data[start : start + count]
+
+    def close(self) -> None: ...
