@@ -15,6 +15,7 @@
     |-- OffsetOutOfRange .. 416  offset_out_of_range
     |-- StaleRoute ........ 421  stale_route (carries the epoch)
     |-- Unprocessable ..... 422  dedup_mismatch
+    |-- HeadersTooLarge ... 431  headers_too_large
     |-- TooManyRequests ... 429  dedup_window_full, cold_read_limit, too_many_waiters (with Retry-After)
     |-- Internal .......... 500  internal, corrupt_range, tier_corrupt, metadata_corrupt, newer_format
     |-- Unavailable ....... 503  store_unavailable, metadata_unavailable, flush_behind, ... (with Retry-After)
@@ -156,6 +157,11 @@ class Unprocessable(MillpondError):
     codes = ("dedup_mismatch",)
 
 
+class HeadersTooLarge(MillpondError):
+    status, title = 431, "Request head too large"
+    codes = ("headers_too_large",)
+
+
 class TooManyRequests(MillpondError):
     status, title, retryable = 429, "Too many requests", True
     codes = ("dedup_window_full", "cold_read_limit", "too_many_waiters", "too_many_requests")
@@ -187,6 +193,15 @@ class BelowLocal(MillpondError):
 class DiskFull(MillpondError):
     status, title, retryable = 507, "Disk full", True
     codes = ("disk_full",)
+
+
+class StartupError(Exception):
+    """A part cannot start. Never crosses the network: the command prints `detail` and `remedy`."""
+
+    def __init__(self, detail: str, remedy: str) -> None:
+        super().__init__(f"{detail}; {remedy}")
+        self.detail = detail
+        self.remedy = remedy
 
 
 def _classes(base: type[MillpondError]) -> list[type[MillpondError]]:

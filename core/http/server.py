@@ -1,0 +1,232 @@
+"""A listener: aiohttp's low-level server under our router, with bounds (`connection.py`) and a graceful end.
+
+One request: `_handle` finds the route, asks the gate who that is, runs the handler, and turns a `MillpondError` into
+a problem answer. No Application, no UrlDispatcher, no access log: they cost more than the request.
+
+    loopback:8080 -> Connection (bounds) -> HttpServer._handle -> Router.find -> Gate -> handler(Call)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import ipaddress
+import itertools
+import logging
+import resource
+from collections import Counter
+from typing import Any, Protocol, cast
+
+from aiohttp import web
+
+from millpond.core.clock import Random
+from millpond.core.errors import Internal, MillpondError, RequestTimeout, StartupError, TooLarge, Unavailable
+from millpond.core.http.call import Call, Principal
+from millpond.core.http.connection import REFUSED_CONNECTIONS, Bounds, Connection, headers_too_large
+from millpond.core.http.problem import problem_response
+from millpond.core.http.routing import Route, Router, Scope
+from millpond.core.tasks import Tasks
+
+BACKLOG = 4_096  # connections the kernel holds until they are accepted
+DRAIN_SECONDS = 10.0  # requests under way may take so long to end when the listener stops
+OTHER_FILES = 512  # file descriptors kept for everything that is not a client connection
+
+_log = logging.getLogger("millpond.http")
+
+
+class Gate(Protocol):
+    """Who may call. `known` is the quick answer without waiting, None when it has to be asked for (`admit`)."""
+
+    def known(self, request: web.BaseRequest, scope: Scope | None) -> Principal | None: ...
+
+    async def admit(self, request: web.BaseRequest, scope: Scope | None) -> Principal:
+        """Raises Unauthenticated, Forbidden, Unavailable."""
+        ...
+
+
+class HttpServer:
+    """`requests`: how many answers of each status. `parts` is handed to the handlers, untouched."""
+
+    def __init__(self, router: Router, gate: Gate, parts: Any, random: Random, bounds: Bounds | None = None) -> None:
+        self._router = router
+        self._gate = gate
+        self._parts = parts
+        self._bounds = bounds or Bounds()
+        self._names = (f"{prefix}-{number}" for prefix in [random.bytes(6).hex()] for number in itertools.count(1))
+        self._tasks = Tasks()
+        self._server: _Server | None = None
+        self._listener: asyncio.Server | None = None
+        self._draining = False
+        self.requests: Counter[int] = Counter()
+        self.address = ""
+
+    @property
+    def connections(self) -> int:
+        return 0 if self._server is None else self._server.count
+
+    @property
+    def draining(self) -> bool:
+        return self._draining
+
+    async def start(self, listen: str) -> None:
+        """Listen on `host:port` (port 0: any); `address` is then `http://host:port`. Raises StartupError."""
+        host, port = split_listen(listen)
+        raise_file_limit(self._bounds.connections + REFUSED_CONNECTIONS + OTHER_FILES)
+        loop = asyncio.get_running_loop()
+        self._server = _Server(self._handle, self._bounds)
+        try:
+            self._listener = await loop.create_server(self._server, host or None, port, backlog=BACKLOG)
+        except OSError as error:
+            raise _cannot_listen(listen, error) from error
+        bound = self._listener.sockets[0].getsockname()
+        shown = f"[{bound[0]}]" if ":" in bound[0] else bound[0]
+        self.address = f"http://{shown}:{bound[1]}"
+        self._tasks.spawn(self._server.sweep(), "sweep of connections")
+
+    async def stop(self, drain_seconds: float = DRAIN_SECONDS) -> None:
+        """Accept no more, end long polls with 503 shutting_down, let the rest finish for so long. Idempotent."""
+        self._draining = True
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+        if self._server is not None:
+            await self._server.drain(drain_seconds)
+        await self._tasks.close()
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        call: Call[Any] | None = None
+        try:
+            if cast(Connection, request.protocol).long_head:
+                _check_head(request, self._bounds.header_bytes)
+            route, params = self._router.find(request.method, request.raw_path)
+            scope = route.scope
+            principal = self._gate.known(request, scope) or await self._gate.admit(request, scope)
+            call = Call(request, params, self._parts, principal, self._names.__next__, self._bounds.pace)
+            response = await (self._wait(route, call) if route.waits else route.handler(call))
+        except MillpondError as error:
+            response = self._refusal(request, error, call)
+        except Exception as error:
+            if request.transport is None:
+                raise ConnectionResetError("the client has gone") from error
+            response = self._failure(request, error, call)
+        if self._draining:
+            response.force_close()
+        self.requests[response.status] += 1
+        return response
+
+    async def _wait(self, route: Route, call: Call[Any]) -> web.StreamResponse:
+        """A long poll: cancelled by the connection's end, and ended with 503 when the listener stops."""
+        if self._draining:
+            raise _shutting_down()
+        connection = cast(Connection, call.request.protocol)
+        task = asyncio.current_task()
+        assert task is not None
+        connection.waiting = task
+        try:
+            return await route.handler(call)
+        except asyncio.CancelledError:
+            if not self._draining or call.request.transport is None:
+                raise
+            task.uncancel()
+            raise _shutting_down() from None
+        finally:
+            connection.waiting = None
+
+    def _refusal(self, request: web.BaseRequest, error: MillpondError, call: Call[Any] | None) -> web.Response:
+        if isinstance(error, Internal):
+            _log.error("%s %s: %s", request.method, request.raw_path[:200], error.detail, exc_info=error)
+        response = problem_response(error, call.request_id if call else next(self._names))
+        if isinstance(error, RequestTimeout | TooLarge):
+            response.force_close()
+        return response
+
+    def _failure(self, request: web.BaseRequest, error: Exception, call: Call[Any] | None) -> web.Response:
+        """A bug: logged with its trace under the request's id, and nothing of it in the answer."""
+        name = call.request_id if call else next(self._names)
+        _log.error("request %s %s %s failed", name, request.method, request.raw_path[:200], exc_info=error)
+        return problem_response(Internal("internal", "something went wrong here; it was logged"), name)
+
+
+class _Server(web.Server):
+    """aiohttp's server, making our connections."""
+
+    def __init__(self, handler: Any, bounds: Bounds) -> None:
+        super().__init__(handler)
+        self._bounds = bounds
+
+    @property
+    def count(self) -> int:
+        return len(self._connections)
+
+    def __call__(self) -> Connection:
+        return Connection(self, self._bounds, refused=len(self._connections) >= self._bounds.connections)
+
+    def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
+        if len(self._connections) >= self._bounds.connections + REFUSED_CONNECTIONS:
+            transport.abort()
+        super().connection_made(handler, transport)
+
+    async def sweep(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(min(1.0, self._bounds.header_seconds / 4, self._bounds.stall_seconds / 4))
+            now = loop.time()
+            for connection in list(self._connections):
+                cast(Connection, connection).sweep(now)
+
+    async def drain(self, seconds: float) -> None:
+        for connection in list(self._connections):
+            waiting = cast(Connection, connection).waiting
+            if waiting is not None:
+                waiting.cancel()
+        self.pre_shutdown()
+        await self.shutdown(seconds)
+
+
+def _check_head(request: web.BaseRequest, limit_bytes: int) -> None:
+    """The head came together with other bytes: count its own."""
+    cast(Connection, request.protocol).long_head = False
+    size = len(request.raw_path) + sum(len(name) + len(value) + 4 for name, value in request.raw_headers)
+    if size > limit_bytes:
+        raise headers_too_large(limit_bytes)
+
+
+def _shutting_down() -> Unavailable:
+    return Unavailable("shutting_down", "this process is stopping: ask again, another one answers")
+
+
+def split_listen(listen: str) -> tuple[str, int]:
+    """`host:port`, `[v6]:port` or `:port` (every address). Raises StartupError."""
+    host, separator, port = listen.rpartition(":")
+    if not separator or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+        raise StartupError(f"cannot listen on {listen!r}: not host:port", "give it as 127.0.0.1:8080 or [::1]:8080")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def is_loopback(listen: str) -> bool:
+    """Whether only this machine can connect there."""
+    host = split_listen(listen)[0]
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def raise_file_limit(wanted: int) -> None:
+    """RLIMIT_NOFILE up to `wanted` or the hard limit: usual soft limits (1,024) end at a thousand clients."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    target = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < target:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
+
+
+def _cannot_listen(listen: str, error: OSError) -> StartupError:
+    remedies = {
+        errno.EADDRINUSE: "another process listens there: stop it, or choose another port",
+        errno.EACCES: "ports below 1024 need a privilege: choose a higher one",
+        errno.EADDRNOTAVAIL: "this machine has no such address: choose one of its own, or 127.0.0.1",
+    }
+    remedy = remedies.get(error.errno or 0, "check the address and the port")
+    return StartupError(f"cannot listen on {listen}: {error.strerror or error}", remedy)
