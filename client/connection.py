@@ -20,7 +20,6 @@ from urllib.parse import quote
 import aiohttp
 import msgspec
 from aiohttp.abc import AbstractStreamWriter
-from multidict import CIMultiDictProxy
 
 from millpond.client.errors import Closed, Unreachable, from_problem
 from millpond.core import limits
@@ -40,7 +39,7 @@ class Answer(NamedTuple):
     """A successful answer: its status, headers and whole body."""
 
     status: int
-    headers: CIMultiDictProxy[str]
+    headers: Mapping[str, str]
     body: bytes
 
     def decode(self, shape: type[Shape]) -> Shape:
@@ -135,7 +134,7 @@ class Connection:
         )
         if not answer.body:
             return None
-        return answer.decode(shape if shape is not None else Any)  # type: ignore[arg-type]  # Any stands for no shape
+        return answer.decode(shape if shape is not None else Any)
 
     async def call(
         self,

@@ -1,0 +1,212 @@
+"""A `Lane` takes one queue's pieces to the service, in order, one request in flight, none of them twice.
+
+Every request is a *part* of a producer session: `{id, queue, previous, first, last}` in `Millpond-Producer`, with
+sequence numbers counted by this lane. A part is tried again with the same boundaries until it is answered or its
+time is over, and the service answers a repeat with the first one's offsets. While a part is in flight, pieces
+gather, so batches grow with the load by themselves.
+
+When a part is given up, nobody knows whether it arrived, so the lane goes on in a new session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+
+import msgspec
+import pyarrow as pa
+
+from millpond.client.connection import ARROW, JSON, Connection, path_of
+from millpond.client.errors import Closed, UnknownProblem
+from millpond.client.outbox import Piece, SentRange
+from millpond.core import limits
+from millpond.core.errors import Conflict, MillpondError
+
+log = logging.getLogger("millpond.client")
+
+
+class _Range(msgspec.Struct):
+    queue: int
+    first_offset: int
+    count: int
+    message_id: str = ""
+
+
+class _Ranges(msgspec.Struct):
+    ranges: list[_Range]
+
+
+class LaneSettings(msgspec.Struct, frozen=True):
+    """`batch_*` bound one request; `send_ms` is how long one is tried; `compression` none, lz4 or zstd."""
+
+    batch_bytes: int = limits.CLIENT_BATCH_BYTES
+    batch_messages: int = limits.BATCH_MESSAGES
+    send_ms: int = limits.CLIENT_SEND_MS
+    compression: str = "none"
+
+    def ipc_options(self) -> pa.ipc.IpcWriteOptions:
+        return pa.ipc.IpcWriteOptions(compression=None if self.compression == "none" else self.compression)
+
+
+class Lane:
+    """`done` is told of every piece that was acknowledged or failed."""
+
+    def __init__(
+        self, connection: Connection, topic: str, queue: int, settings: LaneSettings, done: Callable[[Piece], None]
+    ) -> None:
+        self.queue = queue
+        self.pending_bytes = 0
+        self._connection = connection
+        self._path = path_of("topics", topic, "messages")
+        self._settings = settings
+        self._options = settings.ipc_options()
+        self._done = done
+        self._pending: deque[Piece] = deque()
+        self._task: asyncio.Task[None] | None = None
+        self.session_id = ""
+        self._previous: int | None = None
+        self._next = 0
+
+    @property
+    def idle(self) -> bool:
+        return self._task is None
+
+    def put(self, piece: Piece) -> None:
+        """Send `piece` after those put before."""
+        self._pending.append(piece)
+        self.pending_bytes += piece.bytes
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run(), name=f"millpond lane {self.queue}")
+            self._task.add_done_callback(self._ended)
+
+    async def close(self) -> None:
+        """Give up what is still pending: those pieces fail with `Closed`."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Nothing that waits on this lane may wait for ever, should its task have been cancelled or have died."""
+        if not task.cancelled() and task.exception() is None:
+            return
+        self._task = None
+        error: MillpondError = Closed("the producer was closed before the message was sent")
+        if not task.cancelled() and task.exception() is not None:
+            log.error("a producer's lane died", exc_info=task.exception())
+            error = UnknownProblem(f"the producer's lane died: {task.exception()!r}")
+        while self._pending:
+            self._fail(self._pending.popleft(), error)
+
+    async def _run(self) -> None:
+        while self._pending:
+            pieces = self._gather()
+            try:
+                await self._send(pieces)
+            except MillpondError as error:
+                for piece in pieces:
+                    self._fail(piece, error)
+            except BaseException:
+                for piece in pieces:
+                    if not piece.done:
+                        self._fail(piece, Closed("the producer was closed while the message was being sent"))
+                raise
+        self._task = None  # here and not in a callback: what is put from now on needs a task of its own
+
+    def _gather(self) -> list[Piece]:
+        """The next pieces that make one request: of one schema, within the bounds; at least one."""
+        pieces = [self._pending.popleft()]
+        first = pieces[0].batch
+        size, count = pieces[0].bytes, pieces[0].rows
+        while self._pending:
+            following = self._pending[0]
+            size += following.bytes
+            count += following.rows
+            too_much = size > self._settings.batch_bytes or count > self._settings.batch_messages
+            if too_much or following.batch.schema != first.schema:
+                break
+            pieces.append(self._pending.popleft())
+        return pieces
+
+    async def _send(self, pieces: list[Piece]) -> None:
+        batches = [piece.batch for piece in pieces]
+        batch = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+        count = batch.num_rows
+        data = encode_stream(batch, self._options)
+        try:
+            ranges = await self._post(data, count)
+        except Conflict as error:
+            if error.code not in {"out_of_order", "unknown_producer"}:
+                raise
+            log.warning("queue %d forgot this producer's session (%s): a new one begins", self.queue, error.detail)
+            self._new_session()
+            ranges = await self._post(data, count)
+        except MillpondError as error:
+            if error.retryable or error.status >= 500:  # given up: it may yet arrive
+                self._new_session()
+            raise
+        self._previous = self._next + count - 1
+        self._next += count
+        self._share(pieces, ranges)
+
+    async def _post(self, data: memoryview, count: int) -> list[_Range]:
+        if not self.session_id:
+            self._new_session()
+        part = {
+            "id": self.session_id,
+            "queue": self.queue,
+            "previous": self._previous,
+            "first": self._next,
+            "last": self._next + count - 1,
+        }
+        headers = {
+            "Millpond-Queue": str(self.queue),
+            "Millpond-Producer": msgspec.json.encode(part).decode(),
+            "Prefer": "return=minimal",
+        }
+        answer = await self._connection.call(
+            "POST", self._path, data, content_type=ARROW, accept=JSON, headers=headers,
+            repeatable=True, retry_seconds=self._settings.send_ms / 1000,
+        )  # fmt: skip
+        ranges = answer.decode(_Ranges).ranges
+        if sum(r.count for r in ranges) != count:
+            raise UnknownProblem(f"{count} messages were sent and the answer is about {sum(r.count for r in ranges)}")
+        return ranges
+
+    def _new_session(self) -> None:
+        self.session_id = self._connection.random.bytes(12).hex()
+        self._previous, self._next = None, 0
+
+    def _share(self, pieces: list[Piece], ranges: list[_Range]) -> None:
+        """Hand each piece the ranges of its own rows."""
+        rest = deque(ranges)
+        used = 0
+        for piece in pieces:
+            row, count, own = 0, piece.rows, []
+            while row < count:
+                head = rest[0]
+                taken = min(head.count - used, count - row)
+                own.append(SentRange(head.queue, head.first_offset + used, taken, row, head.message_id))
+                row, used = row + taken, used + taken
+                if used == head.count:
+                    rest.popleft()
+                    used = 0
+            piece.settle(own)
+            self._finish(piece)
+
+    def _fail(self, piece: Piece, error: MillpondError) -> None:
+        piece.fail(error)
+        self._finish(piece)
+
+    def _finish(self, piece: Piece) -> None:
+        self.pending_bytes -= piece.bytes
+        self._done(piece)
+
+
+def encode_stream(batch: pa.RecordBatch, options: pa.ipc.IpcWriteOptions) -> memoryview:
+    """`batch` as an Arrow IPC stream of its schema and itself."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
+        writer.write_batch(batch)
+    return memoryview(sink.getvalue())

@@ -1,0 +1,251 @@
+"""What a producer holds until it is sent: `Intake` (messages as columns), `Piece` (rows of one queue), `Delivery`.
+
+    send_nowait --> Intake (lists; one append a message) --drain--> Pieces (Arrow, one for each queue) --> lane
+
+A message costs an append and a `Delivery`, which only remembers its intake and row. Acknowledgements are kept for
+each piece, as ranges of offsets; a delivery looks its own up when it is asked.
+
+Not here: how pieces travel (`lane`), and when an intake is drained (`producer`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_right
+from collections.abc import Generator, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from millpond.client.message import checked_key, checked_properties, checked_tag, checked_time
+from millpond.core.errors import MillpondError
+from millpond.core.schema import PROPERTIES_TYPE, TIMESTAMP, columns_of, message_schema
+
+ROW_BYTES = 24  # what a row costs beside its values: offsets and validity of its columns
+
+
+class Sent(NamedTuple):
+    """An acknowledged message. `message_id` is opaque; (queue, offset) is its place in the topic."""
+
+    message_id: str
+    queue: int
+    offset: int
+
+
+class SentRange(msgspec.Struct, frozen=True):
+    """`count` messages acknowledged at `first_offset` and on; `row` is the first one's row in what was sent."""
+
+    queue: int
+    first_offset: int
+    count: int
+    row: int
+    message_id: str
+
+
+class Piece:
+    """Rows of one queue, ready to travel: a record batch of `message_schema`, and in the end its answer."""
+
+    __slots__ = ("_row_bounds", "_waiters", "batch", "bytes", "error", "observed", "ranges", "rows")
+
+    def __init__(self, batch: pa.RecordBatch, size: int) -> None:
+        self.batch: pa.RecordBatch = batch
+        self.rows: int = batch.num_rows
+        self.bytes = size
+        self.ranges: list[SentRange] | None = None
+        self.error: MillpondError | None = None
+        self.observed = False
+        self._row_bounds: list[int] = []
+        self._waiters: list[asyncio.Future[None]] = []
+
+    @property
+    def done(self) -> bool:
+        return self.ranges is not None or self.error is not None
+
+    def settle(self, ranges: list[SentRange]) -> None:
+        """Acknowledged: `ranges` cover its rows in order."""
+        self.ranges = ranges
+        self._row_bounds = [r.row for r in ranges]
+        self._finish()
+
+    def fail(self, error: MillpondError) -> None:
+        self.error = error
+        self._finish()
+
+    def _finish(self) -> None:
+        del self.batch  # the memory is free; nobody asks for it again
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._waiters.clear()
+
+    async def wait(self) -> None:
+        self.observed = True
+        if not self.done:
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            await waiter
+
+    def sent(self, row: int) -> Sent:
+        """Where row `row` of this piece stands; raises its error."""
+        self.observed = True
+        if self.error is not None:
+            raise self.error
+        assert self.ranges is not None
+        found = self.ranges[bisect_right(self._row_bounds, row) - 1]
+        offset = found.first_offset + row - found.row
+        return Sent(message_id_at(found.message_id, offset), found.queue, offset)
+
+
+def message_id_at(first_id: str, offset: int) -> str:
+    """The id of the message at `offset`, given the id of another one of the same queue (`core.message_id`)."""
+    return f"{first_id.rpartition('-')[0]}-{offset}" if first_id else ""
+
+
+class Intake:
+    """Messages taken and not yet partitioned. Absent values take no room: each optional column keeps its rows.
+
+    After `drain`: `pieces` by queue, and for each row the piece and the row in it.
+    """
+
+    __slots__ = (
+        "_born", "_born_rows", "_drained", "_key_rows", "_keys", "_pieces", "_properties", "_property_rows",
+        "_row_in_piece", "_tag_rows", "_tags", "_which", "bodies", "bytes",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+        self.bytes = 0
+        self._keys: list[bytes] = []
+        self._key_rows: list[int] = []
+        self._tags: list[str] = []
+        self._tag_rows: list[int] = []
+        self._properties: list[list[tuple[str, str]]] = []
+        self._property_rows: list[int] = []
+        self._born: list[int] = []
+        self._born_rows: list[int] = []
+        self._drained: list[asyncio.Future[None]] = []
+        self._pieces: list[Piece] | None = None
+        self._which: npt.NDArray[np.intp] | None = None
+        self._row_in_piece: npt.NDArray[np.intp] | None = None
+
+    def add_columns(
+        self,
+        row: int,
+        key: bytes | str | None,
+        tag: str | None,
+        properties: Mapping[str, str] | None,
+        born_ts: int | None,
+    ) -> None:
+        """The optional columns of `row`. Raises BadRequest, TooLarge; then nothing was added."""
+        known_key = None if key is None else checked_key(key)
+        known_tag = None if tag is None else checked_tag(tag)
+        items, size = checked_properties(properties) if properties else ([], 0)
+        if born_ts is not None:
+            self._born.append(checked_time(born_ts))
+            self._born_rows.append(row)
+        if known_key is not None:
+            self._keys.append(known_key)
+            self._key_rows.append(row)
+            self.bytes += len(known_key)
+        if known_tag is not None:
+            self._tags.append(known_tag)
+            self._tag_rows.append(row)
+            self.bytes += len(known_tag)
+        if items:
+            self._properties.append(items)
+            self._property_rows.append(row)
+            self.bytes += size + 8 * len(items)
+
+    def to_batch(self) -> pa.RecordBatch:
+        """All rows as one batch of `message_schema`."""
+        count = len(self.bodies)
+        columns = {
+            "key": _column(self._keys, self._key_rows, count, pa.binary()),
+            "tag": _column(self._tags, self._tag_rows, count, pa.string()),
+            "properties": _column(self._properties, self._property_rows, count, PROPERTIES_TYPE),
+            "born_ts": _column(self._born, self._born_rows, count, TIMESTAMP),
+            "body": pa.array(self.bodies, pa.binary()),
+        }
+        present = {name: column for name, column in columns.items() if column is not None}
+        schema = message_schema(columns_of(set(present)))
+        return pa.RecordBatch.from_arrays(list(present.values()), schema=schema)
+
+    def drained(
+        self,
+        pieces: list[Piece],
+        which: npt.NDArray[np.intp] | None = None,
+        row_in_piece: npt.NDArray[np.intp] | None = None,
+    ) -> None:
+        """Its rows are in `pieces`: all in the only one, or row i in `pieces[which[i]]` at `row_in_piece[i]`."""
+        self._pieces, self._which, self._row_in_piece = pieces, which, row_in_piece
+        self.bodies = []
+        for waiter in self._drained:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._drained.clear()
+
+    def locate(self, row: int) -> tuple[Piece, int] | None:
+        """The piece that holds `row` and the row in it; None before it is drained."""
+        if self._pieces is None:
+            return None
+        if self._which is None or self._row_in_piece is None:
+            return self._pieces[0], row
+        return self._pieces[int(self._which[row])], int(self._row_in_piece[row])
+
+    def observe(self) -> None:
+        """Somebody will look at every answer: what fails is not for `flush()` to raise."""
+        for piece in self._pieces or []:
+            piece.observed = True
+
+    async def wait_drained(self) -> None:
+        waiter = asyncio.get_running_loop().create_future()
+        self._drained.append(waiter)
+        await waiter
+
+
+class Delivery:
+    """One message on its way: awaited, it is `Sent` or raises. Dropping it is fine: `flush()` raises what failed."""
+
+    __slots__ = ("_row", "intake")
+
+    def __init__(self, intake: Intake, row: int) -> None:
+        self.intake = intake
+        self._row = row
+
+    def done(self) -> bool:
+        place = self.intake.locate(self._row)
+        return place is not None and place[0].done
+
+    def result(self) -> Sent:
+        """`Sent` of a message that is `done()`; raises its error, or InvalidStateError when it is not done."""
+        place = self.intake.locate(self._row)
+        if place is None or not place[0].done:
+            raise asyncio.InvalidStateError("the message is not yet acknowledged")
+        return place[0].sent(place[1])
+
+    def __await__(self) -> Generator[Any, None, Sent]:
+        return self._wait().__await__()
+
+    async def _wait(self) -> Sent:
+        place = self.intake.locate(self._row)
+        if place is None:
+            await self.intake.wait_drained()
+            place = self.intake.locate(self._row)
+            assert place is not None
+        await place[0].wait()
+        return place[0].sent(place[1])
+
+
+def _column(values: list[Any], rows: list[int], count: int, type_: pa.DataType) -> pa.Array | None:
+    """`values` standing at `rows` of `count`, null elsewhere; None when there are none."""
+    if not values:
+        return None
+    array = pa.array(values, type_)
+    if len(values) == count:
+        return array
+    at = np.full(count, -1, np.int64)
+    at[rows] = np.arange(len(rows))
+    return array.take(pa.array(at, mask=at < 0))

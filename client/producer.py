@@ -1,0 +1,402 @@
+"""`Producer`: sends messages to a topic, in batches, each exactly once.
+
+    send, send_nowait -> Intake --(1 MiB, 10,000 messages or 5 ms)--> split by queue -> Lane of each queue -> service
+
+Messages with a key go to queue murmur3(key) mod n, so that one key's messages stay in order; the keyless ones of
+an intake all go to one queue, the next in turn, so that batches are large. Retries never duplicate (`lane`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Self
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from millpond.client.connection import Connection, path_of
+from millpond.client.errors import BufferFull, Closed
+from millpond.client.lane import Lane, LaneSettings
+from millpond.client.message import Message, as_bytes
+from millpond.client.outbox import ROW_BYTES, Delivery, Intake, Piece, Sent, SentRange
+from millpond.core import limits
+from millpond.core.errors import BadRequest, MillpondError, TooLarge
+from millpond.core.hashing import hash_binary
+from millpond.core.schema import columns_of, message_schema
+
+LARGEST_BYTES = limits.MESSAGE_BYTES + ROW_BYTES
+ROUTE_SECONDS = 60  # how long the number of queues is believed
+
+
+class _Queue(msgspec.Struct):
+    queue: int
+
+
+class _Queues(msgspec.Struct):
+    queues: list[_Queue]
+
+
+class Producer:
+    """Sends to one topic. Topic is all it needs; the rest has defaults.
+
+    >>> async with Producer("orders") as producer:
+    ...     sent = await producer.send(b"one coffee", key="table-7", tag="drinks")
+    ...     for body in bodies:                      # at rate: no await for each message
+    ...         if not producer.has_room:
+    ...             await producer.ready()
+    ...         producer.send_nowait(body)
+    ...     await producer.flush()                   # raises what failed
+
+    `batch_bytes` and `linger_ms` close a batch, whichever is first; `buffer_bytes` bounds what is taken and not
+    yet answered; `send_ms` is how long a batch is tried; `compression` is none, lz4 or zstd.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        *,
+        url: str | None = None,
+        api_key: str | None = None,
+        connection: Connection | None = None,
+        batch_bytes: int = limits.CLIENT_BATCH_BYTES,
+        batch_messages: int = limits.BATCH_MESSAGES,
+        linger_ms: float = limits.CLIENT_LINGER_MS,
+        buffer_bytes: int = limits.CLIENT_BUFFER_BYTES,
+        send_ms: int = limits.CLIENT_SEND_MS,
+        compression: str = "none",
+    ) -> None:
+        if compression not in {"none", "lz4", "zstd"}:
+            raise BadRequest.field("compression", "none, lz4 or zstd", compression)
+        if not 1 <= batch_messages <= limits.BATCH_MESSAGES:
+            raise BadRequest.field("batch_messages", f"1 to {limits.BATCH_MESSAGES}", batch_messages)
+        if not 1 <= batch_bytes <= limits.BATCH_BYTES // 2:
+            raise BadRequest.field("batch_bytes", f"1 to {limits.BATCH_BYTES // 2}", batch_bytes)
+        self.topic = topic
+        self._own_connection = connection is None
+        self._connection = connection or Connection(url, api_key)
+        self._settings = LaneSettings(batch_bytes, batch_messages, send_ms, compression)
+        self._linger_seconds = linger_ms / 1000
+        self._buffer_bytes = buffer_bytes
+        self._lanes: dict[int, Lane] = {}
+        self._queues: list[int] = []
+        self._routed_at = 0.0
+        self._routing: asyncio.Task[None] | None = None
+        self._turn = 0
+        self._intake = Intake()
+        self._intake_bytes_most = batch_bytes
+        self._timer: asyncio.TimerHandle | None = None
+        self._drained_bytes = 0  # on the lanes; the buffer holds these and the intake's
+        self._pieces: set[Piece] = set()
+        self._room_waiters: list[asyncio.Future[None]] = []
+        self._error: MillpondError | None = None
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def start(self) -> None:
+        """Learn the topic's queues. Raises NotFound(topic_not_found) and whatever a connection raises."""
+        if not self._queues:
+            await self._route()
+
+    # -- sending ----------------------------------------------------------------------------------------------
+
+    def send_nowait(
+        self,
+        body: bytes | str,
+        key: bytes | str | None = None,
+        tag: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        born_ts: int | None = None,
+    ) -> Delivery:
+        """Take a message; the answer may be awaited, now, later or never. Raises BufferFull, TooLarge, Closed."""
+        if type(body) is not bytes:
+            body = as_bytes("body", body)
+        size = len(body) + ROW_BYTES
+        intake = self._intake
+        if self._drained_bytes + intake.bytes + size > self._buffer_bytes or size > LARGEST_BYTES:
+            self._refuse(size)
+        row = len(intake.bodies)
+        if row == 0:
+            self._check_open()
+        if key is not None or tag is not None or properties is not None or born_ts is not None:
+            intake.add_columns(row, key, tag, properties, born_ts)
+        intake.bodies.append(body)
+        intake.bytes += size
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._linger_seconds, self._drain)
+        if intake.bytes >= self._intake_bytes_most or row + 1 >= self._settings.batch_messages:
+            self._drain()
+        return Delivery(intake, row)
+
+    async def send(
+        self,
+        body: bytes | str,
+        key: bytes | str | None = None,
+        tag: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        born_ts: int | None = None,
+    ) -> Sent:
+        """Send a message and wait for its acknowledgement; waits for room when the buffer is full."""
+        while True:
+            try:
+                delivery = self.send_nowait(body, key, tag, properties, born_ts)
+                break
+            except BufferFull:
+                await self.ready()
+        return await delivery
+
+    async def send_many(self, messages: Sequence[Message | bytes | str], queue: int | None = None) -> list[Sent]:
+        """Send many and wait for all; one answer for each, in order. `queue` sends all of them there.
+
+        Raises the first error once all are answered; `send_batch` takes Arrow.
+        """
+        if isinstance(messages, pa.Table | pa.RecordBatch):
+            raise BadRequest.field("messages", "a sequence; send_batch takes Arrow", type(messages).__name__)
+        if queue is not None:
+            return await self._send_to(messages, queue)
+        deliveries = []
+        for message in messages:
+            if not self.has_room:
+                await self.ready()
+            if isinstance(message, bytes | str):
+                deliveries.append(self.send_nowait(message))
+            else:
+                deliveries.append(self.send_nowait(*msgspec.structs.astuple(message)))
+        self._drain()
+        for intake in {delivery.intake for delivery in deliveries}:
+            intake.observe()
+        return await _all(deliveries)
+
+    async def _send_to(self, messages: Sequence[Message | bytes | str], queue: int) -> list[Sent]:
+        intake = Intake()
+        for row, message in enumerate(messages):
+            one = Message(message) if isinstance(message, bytes | str) else message
+            intake.bodies.append(as_bytes("body", one.body))
+            intake.add_columns(row, one.key, one.tag, one.properties, one.born_ts)
+        ranges = await self.send_batch(intake.to_batch(), queue) if messages else []
+        ids = [(r, offset) for r in ranges for offset in range(r.first_offset, r.first_offset + r.count)]
+        return [Sent(_id_at(r, offset), r.queue, offset) for r, offset in ids]
+
+    async def send_batch(self, messages: pa.RecordBatch | pa.Table, queue: int | None = None) -> list[SentRange]:
+        """Send an Arrow batch or table: `body`, and any of `key`, `tag`, `properties`, `born_ts`; and wait for all.
+
+        Answered as ranges, in order within each queue. `queue` sends all of them there.
+        """
+        batches = messages.combine_chunks().to_batches() if isinstance(messages, pa.Table) else [messages]
+        pieces: list[Piece] = []
+        for batch in batches:
+            for slice_ in _bounded(in_message_schema(batch), self._settings):
+                if not self.has_room:
+                    await self.ready()
+                self._drain()  # what was taken before goes before
+                parts = {queue: slice_} if queue is not None else self._split(slice_)[0]
+                pieces += [self._put(number, part) for number, part in parts.items()]
+                for piece in pieces:
+                    piece.observed = True  # whatever becomes of it is raised here
+        for piece in pieces:
+            await piece.wait()
+        return [found for piece in pieces for found in _ranges(piece)]
+
+    # -- room, flush, close -----------------------------------------------------------------------------------
+
+    @property
+    def has_room(self) -> bool:
+        """Whether half the buffer and more is free, so that `send_nowait` will take messages."""
+        return self._drained_bytes + self._intake.bytes <= self._buffer_bytes // 2
+
+    async def ready(self) -> None:
+        """Wait until `has_room`."""
+        self._drain()
+        while not self.has_room:
+            await self._piece_done()
+
+    async def flush(self) -> None:
+        """Send what is held and wait until all is answered. Raises the first failure that nobody awaited."""
+        self._drain()
+        while self._pieces or self._intake.bodies:
+            await self._piece_done()
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    async def close(self) -> None:
+        """Flush, then close. What cannot be sent fails. Raises the first failure that nobody awaited."""
+        if self._closed:
+            return
+        try:
+            await self.flush()
+        finally:
+            self._closed = True
+            if self._routing is not None:
+                self._routing.cancel()
+                await asyncio.wait([self._routing])
+            await asyncio.gather(*(lane.close() for lane in self._lanes.values()))
+            if self._own_connection:
+                await self._connection.close()
+
+    async def _piece_done(self) -> None:
+        waiter = asyncio.get_running_loop().create_future()
+        self._room_waiters.append(waiter)
+        await waiter
+
+    # -- from intake to lanes ---------------------------------------------------------------------------------
+
+    def _refuse(self, size: int) -> None:
+        if size > LARGEST_BYTES:
+            raise TooLarge("message_too_large", f"a body has at most {limits.MESSAGE_BYTES} bytes")
+        if self._pieces or self._intake.bodies:
+            raise BufferFull(f"{self._buffer_bytes} bytes are on their way: await producer.ready()")
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed("the producer is closed")
+        if not self._queues:
+            raise Closed("the producer was not started: use `async with`, or await start()")
+
+    def _drain(self) -> None:
+        """Hand what was taken to the lanes."""
+        intake = self._intake
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if not intake.bodies:
+            return
+        self._intake = Intake()
+        if self._connection.clock.monotonic() - self._routed_at > ROUTE_SECONDS and self._routing is None:
+            self._routing = asyncio.get_running_loop().create_task(self._route(), name="millpond route")
+            self._routing.add_done_callback(self._rerouted)
+        parts, which, row_in_part = self._split(intake.to_batch())
+        # more queues share an intake of keyed messages: a larger one keeps their batches large
+        self._intake_bytes_most = self._settings.batch_bytes * min(len(parts), 4)
+        intake.drained([self._put(queue, part) for queue, part in parts.items()], which, row_in_part)
+
+    def _split(
+        self, batch: pa.RecordBatch
+    ) -> tuple[dict[int, pa.RecordBatch], npt.NDArray[np.intp] | None, npt.NDArray[np.intp] | None]:
+        """`batch` by queue, and for each row which part it is in and where; None, None: all in the only part."""
+        if "key" not in batch.schema.names or len(self._queues) == 1:
+            return {self._next_queue(): batch}, None, None
+        keys = batch.column("key")
+        queues = hash_binary(keys) % len(self._queues)
+        if keys.null_count:
+            queues = np.where(np.asarray(keys.is_null()), self._next_queue(), queues)
+        order = np.argsort(queues, kind="stable")
+        numbers, starts = np.unique(queues[order], return_index=True)
+        ends = np.append(starts[1:], len(order))
+        parts = {
+            int(number): batch.take(pa.array(order[start:end]))
+            for number, start, end in zip(numbers, starts, ends, strict=True)
+        }
+        row_in_part = np.empty(len(order), np.intp)
+        row_in_part[order] = np.arange(len(order)) - np.repeat(starts, ends - starts)
+        return parts, np.searchsorted(numbers, queues), row_in_part
+
+    def _next_queue(self) -> int:
+        """The queue of the next keyless batch: in turn, an idle one first, else the one with least to send."""
+        count = len(self._queues)
+        turns = [(self._turn + step) % count for step in range(count)]
+        self._turn += 1
+        idle = [queue for queue in turns if queue not in self._lanes or self._lanes[queue].idle]
+        return idle[0] if idle else min(turns, key=self._pending_bytes)
+
+    def _pending_bytes(self, queue: int) -> int:
+        return self._lanes[queue].pending_bytes if queue in self._lanes else 0
+
+    def _put(self, queue: int, batch: pa.RecordBatch) -> Piece:
+        piece = Piece(batch, batch.nbytes)
+        self._drained_bytes += piece.bytes
+        self._pieces.add(piece)
+        lane = self._lanes.get(queue)
+        if lane is None:
+            lane = self._lanes[queue] = Lane(self._connection, self.topic, queue, self._settings, self._piece_ended)
+        lane.put(piece)
+        return piece
+
+    def _piece_ended(self, piece: Piece) -> None:
+        self._drained_bytes -= piece.bytes
+        self._pieces.discard(piece)
+        if piece.error is not None and not piece.observed:
+            self._error = self._error or piece.error
+        self._wake()
+
+    def _wake(self) -> None:
+        for waiter in self._room_waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._room_waiters.clear()
+
+    # -- route ------------------------------------------------------------------------------------------------
+
+    async def _route(self) -> None:
+        answer = await self._connection.get(path_of("topics", self.topic, "queues"), shape=_Queues)
+        self._queues = sorted(queue.queue for queue in answer.queues)
+        self._routed_at = self._connection.clock.monotonic()
+
+    def _rerouted(self, task: asyncio.Task[None]) -> None:
+        """A refresh that failed is no reason to stop: the known queues stay, and the next drain tries again."""
+        self._routing = None
+        if not task.cancelled():
+            task.exception()
+
+
+def in_message_schema(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """`batch` in the log's exact schema: columns in its order, text keys as bytes, naive times as UTC.
+
+    Raises BadRequest on a column that messages do not have, or that does not convert.
+    """
+    names = set(batch.schema.names)
+    unknown = names - set(message_schema(columns_of(names)).names)
+    if unknown or "body" not in names or len(names) != batch.num_columns:
+        raise BadRequest.field("columns", "body and any of key, tag, properties, born_ts", sorted(batch.schema.names))
+    schema = message_schema(columns_of(names))
+    if batch.schema.equals(schema):
+        return batch
+    try:
+        columns = [batch.column(field.name).cast(field.type) for field in schema]
+        return pa.RecordBatch.from_arrays(columns, schema=schema)
+    except pa.ArrowException as error:
+        raise BadRequest("invalid_request", f"a column has a wrong type: {error}") from error
+
+
+def _bounded(batch: pa.RecordBatch, settings: LaneSettings) -> list[pa.RecordBatch]:
+    """`batch` in slices of about `batch_bytes` and at most `batch_messages`."""
+    if batch.num_rows == 0:
+        return []
+    row_bytes = max(1, batch.nbytes // batch.num_rows)
+    rows = max(1, min(settings.batch_messages, settings.batch_bytes // row_bytes or 1))
+    return [batch.slice(start, rows) for start in range(0, batch.num_rows, rows)]
+
+
+def _ranges(piece: Piece) -> list[SentRange]:
+    if piece.error is not None:
+        raise piece.error
+    assert piece.ranges is not None
+    return piece.ranges
+
+
+def _id_at(found: SentRange, offset: int) -> str:
+    return found.message_id and f"{found.message_id.rpartition('-')[0]}-{offset}"
+
+
+async def _all(deliveries: list[Delivery]) -> list[Sent]:
+    """Every answer in order; the first error once all are answered."""
+    answers, first = [], None
+    for delivery in deliveries:
+        try:
+            answers.append(await delivery)
+        except MillpondError as error:
+            first = first or error
+    if first is not None:
+        raise first
+    return answers

@@ -1,0 +1,121 @@
+"""A small service that speaks the part of the HTTP API which the SDK needs, with faults on demand."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict, deque
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+ARROW = "application/vnd.apache.arrow.stream"
+
+
+@dataclass
+class FakeService:
+    """One topic's queues as lists of rows; sessions as the store keeps them; groups as cursors and leases."""
+
+    queues: int = 4
+    rows: dict[int, list[dict[str, Any]]] = field(default_factory=lambda: defaultdict(list))
+    sessions: dict[tuple[str, int], list[tuple[int, int, int]]] = field(default_factory=dict)
+    produced: list[dict[str, Any]] = field(default_factory=list)  # one entry a request: what its head said
+    settled: list[dict[str, Any]] = field(default_factory=list)
+    requests: list[web.BaseRequest] = field(default_factory=list)
+    faults: deque[Callable[[str], web.Response | None]] = field(default_factory=deque)  # each used by one request
+    lose_answers: int = 0  # so many produce requests are done and then answered by a closed connection
+    receives: deque[web.Response] = field(default_factory=deque)
+    url: str = ""
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        self.requests.append(request)
+        if self.faults:
+            fault = self.faults.popleft()(request.path)
+            if fault is not None:
+                await request.read()
+                return fault
+        if request.path.endswith("/queues"):
+            listed = [
+                {"queue": q, "queue_id": q + 10, "start_offset": 0, "tiered_to": 0, "end_offset": len(self.rows[q])}
+                for q in range(self.queues)
+            ]
+            return web.json_response({"queues": listed})
+        if request.path.endswith("/messages") and request.method == "POST":
+            return await self._produce(request)
+        if request.path.endswith("/messages/receive"):
+            await request.read()
+            return self.receives.popleft() if self.receives else arrow_answer([], {})
+        if request.path.endswith("/messages/ack"):
+            return await self._settle(request)
+        if request.method == "PUT":
+            await request.read()
+            return web.json_response({"name": request.path.rpartition("/")[2]})
+        return problem(404, "route_not_found", "nothing here")
+
+    async def _produce(self, request: web.BaseRequest) -> web.StreamResponse:
+        batch = pa.ipc.open_stream(await request.read()).read_all()
+        part = json.loads(request.headers["Millpond-Producer"])
+        queue = int(request.headers["Millpond-Queue"])
+        self.produced.append({**part, "count": batch.num_rows, "schema": batch.schema})
+        first = self._accept(part, queue, batch)
+        if first is None:
+            return problem(409, "out_of_order", "previous is not the last")
+        if self.lose_answers:
+            self.lose_answers -= 1
+            assert request.transport is not None
+            request.transport.close()
+        ranges = [{"queue": queue, "first_offset": first, "count": batch.num_rows}]
+        return web.json_response({"ranges": ranges})
+
+    def _accept(self, part: dict[str, Any], queue: int, batch: pa.Table) -> int | None:
+        parts = self.sessions.setdefault((part["id"], queue), [])
+        for _, last, offset in parts:
+            if part["last"] == last:
+                return offset
+        if part["previous"] != (parts[-1][1] if parts else None):
+            return None
+        first = len(self.rows[queue])
+        self.rows[queue] += batch.to_pylist()
+        parts.append((part["first"], part["last"], first))
+        return first
+
+    async def _settle(self, request: web.BaseRequest) -> web.StreamResponse:
+        asked = json.loads(await request.read())
+        self.settled.append(asked)
+        items = [*asked.get("acks", []), *asked.get("nacks", []), *asked.get("extends", [])]
+        named = [{"lease_id": item} if isinstance(item, str) else item for item in items]
+        return web.json_response({"results": [{**item, "status": "ok"} for item in named]})
+
+
+def problem(status: int, code: str, detail: str, **headers: str) -> web.Response:
+    body = {"type": "about:blank", "title": code, "status": status, "code": code, "detail": detail, "request_id": "r1"}
+    return web.json_response(body, status=status, headers=headers, content_type="application/problem+json")
+
+
+def arrow_answer(rows: list[dict[str, Any]], metadata: dict[str, Any], attempt: int = 1) -> web.Response:
+    """A receive's answer in Arrow: TIER_SCHEMA, delivery_attempt, and the receipts in the schema's metadata."""
+    from millpond.core.schema import TIER_SCHEMA
+
+    schema = TIER_SCHEMA.append(pa.field("delivery_attempt", pa.int32()))
+    schema = schema.with_metadata({b"millpond": json.dumps({"receipts": [], **metadata}).encode()})
+    full = [{**dict.fromkeys(schema.names), "store_ts": 1, "delivery_attempt": attempt, **row} for row in rows]
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema) as writer:
+        writer.write_table(pa.Table.from_pylist(full, schema))
+    return web.Response(body=sink.getvalue().to_pybytes(), content_type=ARROW)
+
+
+@pytest.fixture
+async def service() -> AsyncIterator[FakeService]:
+    fake = FakeService()
+    app = web.Application(client_max_size=64 * 2**20)
+    app.router.add_route("*", "/{tail:.*}", fake.handle)
+    server = TestServer(app)
+    await server.start_server()
+    fake.url = str(server.make_url("")).rstrip("/")
+    yield fake
+    await server.close()

@@ -1,0 +1,279 @@
+"""The producer against a service that keeps sessions as a store does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from millpond.client.connection import Connection
+from millpond.client.errors import BufferFull, Closed
+from millpond.client.message import Message
+from millpond.client.producer import Producer
+from millpond.core import limits
+from millpond.core.errors import BadRequest, NotFound, TooLarge, Unavailable
+from millpond.core.hashing import hash_bytes
+from millpond.core.schema import columns_of, message_schema
+
+from .conftest import FakeService, problem
+
+
+class Steady:
+    """Shortest delays, so that retries cost no time; ids that differ."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def bytes(self, count: int) -> bytes:
+        self.count += 1
+        return self.count.to_bytes(count, "big")
+
+    def uniform(self, low: float, high: float) -> float:
+        return 0.0
+
+
+@pytest.fixture
+async def connection(service: FakeService) -> AsyncIterator[Connection]:
+    async with Connection(service.url, random=Steady()) as connection:
+        yield connection
+
+
+def bodies(service: FakeService) -> list[bytes]:
+    return sorted(row["body"] for rows in service.rows.values() for row in rows)
+
+
+async def test_send_answers_place(service: FakeService, connection: Connection) -> None:
+    """A sent message stands where its answer says, with all its values."""
+    async with Producer("t", connection=connection, linger_ms=0) as producer:
+        sent = await producer.send("hällo", key="k", tag="red", properties={"a": "b"}, born_ts=1234)
+    row = service.rows[sent.queue][sent.offset]
+    assert row["body"] == "hällo".encode()
+    assert (row["key"], row["tag"], row["properties"]) == (b"k", "red", [("a", "b")])
+    assert row["born_ts"].timestamp() == 1.234
+
+
+async def test_keys_choose_queues(service: FakeService, connection: Connection) -> None:
+    """A key's messages go to queue murmur3(key) mod n, in the order of their sending, also mixed with keyless ones."""
+    async with Producer("t", connection=connection) as producer:
+        for i in range(500):
+            producer.send_nowait(b"%d" % i, key=b"key-%d" % (i % 17) if i % 5 else None)
+        await producer.flush()
+    for queue, rows in service.rows.items():
+        keyed = [row for row in rows if row["key"] is not None]
+        assert all(hash_bytes(row["key"]) % 4 == queue for row in keyed)
+        for key in {row["key"] for row in keyed}:
+            numbers = [int(row["body"]) for row in keyed if row["key"] == key]
+            assert numbers == sorted(numbers)
+    assert len(bodies(service)) == 500
+
+
+async def test_every_delivery_names_its_own_place(service: FakeService, connection: Connection) -> None:
+    """Each of many deliveries, split over queues and batches, resolves to the offset its body stands at."""
+    async with Producer("t", connection=connection, batch_messages=64) as producer:
+        deliveries = [producer.send_nowait(b"%d" % i, key=b"key-%d" % (i % 7)) for i in range(1000)]
+        for i, delivery in enumerate(deliveries):
+            sent = await delivery
+            assert service.rows[sent.queue][sent.offset]["body"] == b"%d" % i
+        assert all(delivery.done() for delivery in deliveries)
+        assert deliveries[3].result() == await deliveries[3]
+
+
+async def test_exact_schema(service: FakeService, connection: Connection) -> None:
+    """Batches travel in the log's exact schema, so that they pass through, and only with columns in use."""
+    async with Producer("t", connection=connection) as producer:
+        await producer.send(b"plain")
+        await producer.send(b"tagged", tag="x")
+    schemas = [request["schema"] for request in service.produced]
+    assert schemas == [message_schema(0), message_schema(columns_of({"tag"}))]
+
+
+async def test_batches_are_bounded_by_bytes_and_count(service: FakeService, connection: Connection) -> None:
+    """A batch closes at its bytes or its number of messages."""
+    async with Producer("t", connection=connection, batch_bytes=10_000, batch_messages=50, linger_ms=1000) as producer:
+        for _ in range(100):
+            producer.send_nowait(b"x" * 1000)
+        for _ in range(200):
+            producer.send_nowait(b"x")
+        await producer.flush()
+    assert sum(request["count"] for request in service.produced) == 300
+    assert max(request["count"] for request in service.produced) <= 50
+    assert len(service.produced) >= 300 // 50 + 4
+
+
+@pytest.mark.parametrize("lost", [1, 2, 3])
+async def test_lost_answers_never_duplicate(service: FakeService, connection: Connection, lost: int) -> None:
+    """When answers are lost the part is repeated with the same boundaries, and stands once."""
+    service.lose_answers = lost
+    async with Producer("t", connection=connection, batch_messages=10) as producer:
+        deliveries = [producer.send_nowait(b"%03d" % i) for i in range(100)]
+        places = [await delivery for delivery in deliveries]
+    assert bodies(service) == [b"%03d" % i for i in range(100)]
+    assert all(service.rows[place.queue][place.offset]["body"] == b"%03d" % i for i, place in enumerate(places))
+
+
+async def test_retryable_problem_is_retried(service: FakeService, connection: Connection) -> None:
+    """503 and 429 are tried again; the message stands once."""
+    async with Producer("t", connection=connection, linger_ms=0) as producer:
+        service.faults += [
+            lambda _: problem(503, "flush_behind", "behind"),
+            lambda _: problem(429, "dedup_window_full", "full"),
+        ]
+        await producer.send(b"a")
+    assert bodies(service) == [b"a"]
+
+
+async def test_refusal_fails_its_messages_only(service: FakeService, connection: Connection) -> None:
+    """A refused batch raises for its messages; later ones go on in the same session."""
+    async with Producer("t", connection=connection, linger_ms=0) as producer:
+        await producer.send(b"a", key="k")
+        service.faults.append(lambda _: problem(413, "batch_too_large", "no"))
+        with pytest.raises(TooLarge):
+            await producer.send(b"b", key="k")
+        await producer.send(b"c", key="k")
+    assert bodies(service) == [b"a", b"c"]
+    assert len({request["id"] for request in service.produced}) == 1
+
+
+async def test_forgotten_session_begins_anew(service: FakeService, connection: Connection) -> None:
+    """A service that lost the session's state gets a new session, and the message."""
+    async with Producer("t", connection=connection, linger_ms=0) as producer:
+        await producer.send(b"a", key="k")
+        service.sessions.clear()
+        await producer.send(b"b", key="k")
+    assert bodies(service) == [b"a", b"b"]
+
+
+async def test_given_up_part_ends_its_session(service: FakeService, connection: Connection) -> None:
+    """After a part is given up its outcome is unknown, so the next one opens a new session."""
+    async with Producer("t", connection=connection, linger_ms=0, send_ms=0) as producer:
+        await producer.send(b"a", key="k")
+        service.faults.append(lambda _: problem(503, "deadline_exceeded", "late"))
+        with pytest.raises(Unavailable):
+            await producer.send(b"b", key="k")
+        await producer.send(b"c", key="k")
+    ids = [request["id"] for request in service.produced]
+    assert ids[0] != ids[-1]
+    assert service.produced[-1]["previous"] is None
+
+
+async def test_flush_raises_what_nobody_awaited(service: FakeService, connection: Connection) -> None:
+    """A failure of a dropped delivery comes out of flush, once."""
+    async with Producer("t", connection=connection) as producer:
+        service.faults.append(lambda _: problem(404, "topic_not_found", "gone"))
+        producer.send_nowait(b"a")
+        with pytest.raises(NotFound):
+            await producer.flush()
+        await producer.flush()
+
+
+async def test_awaited_failure_is_not_raised_again(service: FakeService, connection: Connection) -> None:
+    """A failure that was awaited does not come again at close."""
+    async with Producer("t", connection=connection) as producer:
+        service.faults.append(lambda _: problem(404, "topic_not_found", "gone"))
+        with pytest.raises(NotFound):
+            await producer.send(b"a")
+
+
+async def test_buffer_is_bounded(service: FakeService, connection: Connection) -> None:
+    """send_nowait refuses beyond the buffer, ready waits for room, and nothing refused was taken."""
+    async with Producer("t", connection=connection, buffer_bytes=10_000, linger_ms=1000) as producer:
+        taken = 0
+        with pytest.raises(BufferFull):
+            for _ in range(1000):
+                producer.send_nowait(b"x" * 100)
+                taken += 1
+        assert not producer.has_room
+        await producer.ready()
+        producer.send_nowait(b"x" * 100)
+    assert len(bodies(service)) == taken + 1
+
+
+async def test_bad_values_are_refused_at_once(service: FakeService, connection: Connection) -> None:
+    """A message that cannot be is refused when it is sent, and the others of its batch are untouched."""
+    bad: list[tuple[Any, dict[str, Any]]] = [
+        (1, {}), ("\ud800", {}), (b"", {"key": 1}), (b"", {"tag": b"x"}), (b"", {"properties": {"a": 1}}),
+        (b"", {"born_ts": -1}), (b"", {"born_ts": "now"}),
+    ]  # fmt: skip
+    big: list[tuple[Any, dict[str, Any]]] = [
+        (b"x" * (limits.MESSAGE_BYTES + 1), {}), (b"", {"key": b"k" * 1025}), (b"", {"tag": "t" * 128}),
+        (b"", {"properties": {"a": "b" * limits.PROPERTIES_BYTES}}),
+    ]  # fmt: skip
+    async with Producer("t", connection=connection) as producer:
+        producer.send_nowait(b"good", key="k", tag="t")
+        for body, values in bad:
+            with pytest.raises((BadRequest, TypeError)):
+                producer.send_nowait(body, **values)
+        for body, values in big:
+            with pytest.raises(TooLarge):
+                producer.send_nowait(body, **values)
+        producer.send_nowait(b"good too", key="k", born_ts=5)
+    assert bodies(service) == [b"good", b"good too"]
+    assert [row["tag"] for rows in service.rows.values() for row in rows] == ["t", None]
+
+
+async def test_send_many(service: FakeService, connection: Connection) -> None:
+    """A sequence is answered for each message in order; a queue can be named."""
+    async with Producer("t", connection=connection) as producer:
+        sent = await producer.send_many([b"a", "b", Message(b"c", key="k")])
+        assert [service.rows[s.queue][s.offset]["body"] for s in sent] == [b"a", b"b", b"c"]
+        sent = await producer.send_many([b"d", Message(b"e", key="k")], queue=3)
+        assert [service.rows[3][s.offset]["body"] for s in sent] == [b"d", b"e"]
+        assert await producer.send_many([]) == []
+
+
+@pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])
+async def test_send_batch(service: FakeService, connection: Connection, compression: str) -> None:
+    """Arrow goes in slices within the bounds, by key, and is answered as ranges that cover it."""
+    table = pa.table({"body": [b"%d" % i for i in range(1000)], "key": [f"k{i % 9}" for i in range(1000)]})
+    async with Producer("t", connection=connection, batch_messages=100, compression=compression) as producer:
+        ranges = await producer.send_batch(table)
+        assert sum(r.count for r in ranges) == 1000
+        assert len(bodies(service)) == 1000
+        assert max(request["count"] for request in service.produced) <= 100
+        ranges = await producer.send_batch(table.slice(0, 10), queue=2)
+        assert [(r.queue, r.count) for r in ranges] == [(2, 10)]
+
+
+async def test_send_batch_refuses_foreign_columns(service: FakeService, connection: Connection) -> None:
+    """Columns that a message does not have, and a missing body, are named before anything is sent."""
+    async with Producer("t", connection=connection) as producer:
+        for table in (pa.table({"body": [b"x"], "colour": ["red"]}), pa.table({"key": [b"x"]})):
+            with pytest.raises(BadRequest):
+                await producer.send_batch(table)
+        with pytest.raises(BadRequest):
+            await producer.send_batch(pa.table({"body": [b"x"], "born_ts": ["soon"]}))
+    assert service.produced == []
+
+
+async def test_cancelled_waiter_leaves_the_others(service: FakeService, connection: Connection) -> None:
+    """Cancelling one send does not disturb another of the same batch."""
+    async with Producer("t", connection=connection, linger_ms=20) as producer:
+        one = asyncio.create_task(producer.send(b"a"))
+        two = asyncio.create_task(producer.send(b"b"))
+        await asyncio.sleep(0)
+        one.cancel()
+        sent = await two
+    assert service.rows[sent.queue][sent.offset]["body"] == b"b"
+
+
+async def test_closed(service: FakeService, connection: Connection) -> None:
+    """After close nothing is taken; close again is fine."""
+    producer = Producer("t", connection=connection)
+    with pytest.raises(Closed):
+        producer.send_nowait(b"early")
+    await producer.start()
+    await producer.close()
+    await producer.close()
+    with pytest.raises(Closed):
+        producer.send_nowait(b"late")
+
+
+async def test_unknown_topic(service: FakeService, connection: Connection) -> None:
+    """An unknown topic is told at start."""
+    service.faults.append(lambda _: problem(404, "topic_not_found", "no topic 't'"))
+    with pytest.raises(NotFound, match="no topic"):
+        async with Producer("t", connection=connection):
+            pass
