@@ -55,7 +55,10 @@ class QueueRange(msgspec.Struct, frozen=True):
 
 
 class RowGroup(msgspec.Struct, frozen=True):
-    """Row group: offsets [first, first + rows) of `queue`, in bytes [at, at + bytes) of the object."""
+    """Row group: offsets [first, first + rows) of `queue`, in bytes [at, at + bytes) of the object.
+
+    Its greatest timestamps in ms; born None when no row has one.
+    """
 
     queue: int
     first: int
@@ -63,6 +66,8 @@ class RowGroup(msgspec.Struct, frozen=True):
     at: int
     bytes: int
     crc32c: int
+    max_store_ts: int
+    max_born_ts: int | None
 
     @property
     def end(self) -> int:
@@ -110,15 +115,12 @@ def encode(queues: Sequence[tuple[int, pa.Table]], topic_id: int, epoch: int) ->
     group_bytes = max(ROW_GROUP_BYTES, 2 * sum(int(each.sum()) for each in sizes) // (ROW_GROUPS_PER_OBJECT // 2))
     sink = _Sink()
     groups: list[RowGroup] = []
-    ranges = [_range_of(queue, table) for queue, table in queues]
     with _writer(pa.PythonFile(sink, mode="w")) as writer:
-        for (queue, table), each in zip(queues, sizes, strict=True):
-            first = table.column("offset")[0].as_py()
+        for (_, table), each in zip(queues, sizes, strict=True):
             for start, end in split(each, group_bytes):
-                at = sink.begin()
-                writer.write_table(table.slice(start, end - start), row_group_size=end - start)
-                groups.append(RowGroup(queue, first + start, end - start, at, sink.bytes - at, sink.crc32c))
+                groups.append(_write_group(writer, sink, table.slice(start, end - start)))
         assert len(groups) <= ROW_GROUPS_PER_OBJECT, "at most 32 queues, and groups of twice their share"
+        ranges = [_range_of(table) for _, table in queues]
         footer = Footer(TIER_VERSION, topic_id, epoch, ranges, groups)
         writer.add_key_value_metadata({FOOTER_KEY: msgspec.json.encode(footer)})
         sink.begin()
@@ -185,12 +187,21 @@ def _writer(sink: pa.NativeFile) -> pq.ParquetWriter:
     )
 
 
-def _range_of(queue: int, table: pa.Table) -> QueueRange:
-    first = table.column("offset")[0].as_py()
-    store = pc.min_max(table.column("store_ts").cast(pa.int64()))
-    born = pc.min_max(table.column("born_ts").cast(pa.int64()))
+def _write_group(writer: pq.ParquetWriter, sink: _Sink, rows: pa.Table) -> RowGroup:
+    at = sink.begin()
+    writer.write_table(rows, row_group_size=rows.num_rows)
+    span = _range_of(rows)
+    return RowGroup(
+        span.queue, span.first, rows.num_rows, at, sink.bytes - at, sink.crc32c, span.max_store_ts, span.max_born_ts
+    )
+
+
+def _range_of(rows: pa.Table) -> QueueRange:
+    queue, first = rows.column("queue")[0].as_py(), rows.column("offset")[0].as_py()
+    store = pc.min_max(rows.column("store_ts").cast(pa.int64()))
+    born = pc.min_max(rows.column("born_ts").cast(pa.int64()))
     clocks = (store["min"].as_py(), store["max"].as_py(), born["min"].as_py(), born["max"].as_py())
-    return QueueRange(queue, first, first + table.num_rows, *clocks)
+    return QueueRange(queue, first, first + rows.num_rows, *clocks)
 
 
 def _guarded(sink: _Sink, ranges: list[QueueRange]) -> Encoded:

@@ -58,13 +58,10 @@ def _aligned(queue: int, columns: int, frames: list[MessageFrame]) -> pa.Table:
     try:
         batches = [pa.ipc.read_record_batch(frame.payload, schema) for frame in frames]
     except (pa.ArrowException, OSError, ValueError) as error:
-        first = frames[0].first_offset
-        raise Internal(
-            "corrupt_range", f"a frame of queue {queue} from offset {first} does not open: {error}"
-        ) from error
+        raise Internal("corrupt_range", f"{_named(queue, frames)} does not open: {error}") from error
     counts = np.fromiter((frame.count for frame in frames), np.int64, len(frames))
     if [batch.num_rows for batch in batches] != counts.tolist():
-        raise Internal("corrupt_range", f"a frame of queue {queue} from offset {frames[0].first_offset} has other rows")
+        raise Internal("corrupt_range", f"{_named(queue, frames)} does not hold the rows it claims")
     messages = pa.Table.from_batches(batches, schema)
     if messages.nbytes < _CHUNK_BYTES * len(batches):
         messages = messages.combine_chunks()
@@ -74,7 +71,7 @@ def _aligned(queue: int, columns: int, frames: list[MessageFrame]) -> pa.Table:
     starts = np.cumsum(counts) - counts
     added = {
         "queue": pa.array(np.full(rows, queue, np.int32)),
-        "offset": pa.array(np.arange(rows, dtype=np.int64) + np.repeat(first - starts, counts)),
+        "offset": pa.array(np.arange(rows) + np.repeat(first - starts, counts)),
         "store_ts": pa.array(np.repeat(store_ts, counts)).cast(TIMESTAMP),
     }
     arrays = [
@@ -88,9 +85,13 @@ def _aligned(queue: int, columns: int, frames: list[MessageFrame]) -> pa.Table:
     return pa.Table.from_arrays(arrays, schema=TIER_SCHEMA)
 
 
+def _named(queue: int, frames: list[MessageFrame]) -> str:
+    return f"one of {len(frames)} frames of queue {queue} from offset {frames[0].first_offset}"
+
+
 def row_bytes(table: pa.Table) -> npt.NDArray[np.int64]:
     """Raw bytes of each row of a TIER_SCHEMA table, i64[rows]: its texts and bytes, and 24 for the numbers."""
-    sizes: npt.NDArray[np.int64] = np.full(table.num_rows, _ROW_BYTES, np.int64)
+    sizes: npt.NDArray[np.int64] = np.full(table.num_rows, _ROW_BYTES)
     for name in ("key", "tag", "body", "origin"):
         column = table.column(name)
         if column.null_count < len(column):

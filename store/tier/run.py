@@ -1,0 +1,133 @@
+"""A run: what becomes one tier object. `gather` reads it from the log, `encode_run` makes the bytes.
+
+A run is consecutive offsets of some queues of one topic, all of one UTC date of `store_ts`. Whole record batches
+are carried over; the memory in use is at most the run's raw bytes (64 MiB and one frame) beside its encoding.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from functools import partial
+from itertools import accumulate, takewhile
+
+import msgspec
+import pyarrow as pa
+
+from millpond.core.errors import Internal
+from millpond.core.limits import SEAL_QUEUES, SEAL_READ_BYTES
+from millpond.core.tier.layout import Encoded, encode
+from millpond.core.tier.rows import row_bytes, rows_of
+from millpond.metadata.client import ObjectRange
+from millpond.store.client import QueueRef, StoredFrame
+from millpond.store.tier.source import SealSource
+from millpond.store.tier.threads import SealThread
+
+DAY_MS = 86_400_000
+
+
+class Piece(msgspec.Struct):
+    """What a run takes of one queue: consecutive rows from its `tiered_to` on."""
+
+    queue: QueueRef
+    tables: list[pa.Table]
+    end: int
+
+
+class Run(msgspec.Struct):
+    """`pieces` in the order they were read; `first_ts`: a store timestamp of the run's date; `bytes` are raw."""
+
+    pieces: list[Piece]
+    first_ts: int
+    bytes: int
+
+    @property
+    def ends(self) -> dict[int, int]:
+        """queue id -> where its offsets in this run end."""
+        return {piece.queue.queue_id: piece.end for piece in self.pieces}
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """What may be sealed: queues in the order of their turns, and [start, end) of each by queue id."""
+
+    queues: list[QueueRef]
+    starts: dict[int, int]
+    ends: dict[int, int]
+
+
+async def gather(source: SealSource, wanted: Wanted, oldest_ts: int, most_bytes: int, thread: SealThread) -> Run | None:
+    """The next run, of the date of `oldest_ts`; when no queue begins on that date, of the earliest that one does.
+
+    None when there is nothing. Raises Internal(corrupt_range) when the log does not give what it should.
+    """
+    run, other = await _gather(source, wanted, oldest_ts // DAY_MS, most_bytes, thread)
+    if not run.pieces and other is not None:
+        run, _ = await _gather(source, wanted, other, most_bytes, thread)
+    return run if run.pieces else None
+
+
+async def encode_run(run: Run, topic_id: int, epoch: int, thread: SealThread) -> tuple[Encoded, list[ObjectRange]]:
+    """The object's bytes, and its ranges for the manifest, by queue."""
+    pieces = sorted(run.pieces, key=lambda piece: piece.queue.queue)
+    queues = [(piece.queue.queue, pa.concat_tables(piece.tables)) for piece in pieces]
+    encoded = await thread.run(lambda: encode(queues, topic_id, epoch))
+    ids = {piece.queue.queue: piece.queue.queue_id for piece in pieces}
+    return encoded, [
+        ObjectRange(
+            ids[r.queue], r.queue, r.first, r.end, r.end - r.first,
+            r.min_store_ts, r.max_store_ts, r.min_born_ts, r.max_born_ts,
+        )
+        for r in encoded.ranges
+    ]  # fmt: skip
+
+
+async def _gather(
+    source: SealSource, wanted: Wanted, day: int, most_bytes: int, thread: SealThread
+) -> tuple[Run, int | None]:
+    """A run of `day` (days since 1970), and the earliest other day that a queue begins with."""
+    run, other = Run([], day * DAY_MS, 0), None
+    for queue in wanted.queues:
+        if run.bytes >= most_bytes or len(run.pieces) == SEAL_QUEUES:
+            break
+        at, end = wanted.starts[queue.queue_id], wanted.ends[queue.queue_id]
+        piece = Piece(queue, [], at)
+        while piece.end < end and run.bytes < most_bytes:
+            frames = await _read(source, queue, piece.end, min(SEAL_READ_BYTES, most_bytes - run.bytes))
+            taken = _of_day(frames, day)
+            if not taken:
+                if piece.end == at:
+                    first_day = frames[0].store_ts // DAY_MS
+                    other = first_day if other is None else min(other, first_day)
+                break
+            table, size = await thread.run(partial(_rows_from, queue.queue, taken, piece.end))
+            piece.tables.append(table)
+            piece.end += table.num_rows
+            run.bytes += size
+            if len(taken) < len(frames) and taken[-1].store_ts // DAY_MS != frames[len(taken)].store_ts // DAY_MS:
+                break
+        if piece.tables:
+            run.pieces.append(piece)
+    return run, other
+
+
+async def _read(source: SealSource, queue: QueueRef, offset: int, max_bytes: int) -> list[StoredFrame]:
+    """Frames from `offset` on, as many as take `max_bytes` once decompressed, at least one."""
+    frames = await source.frames(queue.queue_id, offset, max_bytes)
+    if not frames or not frames[0].first_offset <= offset < frames[0].first_offset + frames[0].count:
+        raise Internal("corrupt_range", f"queue {queue.queue_id}: the log gives no frame for confirmed offset {offset}")
+    sizes = accumulate(frame.payload_size for frame in frames)
+    fit = sum(1 for _ in takewhile(lambda size: size <= max_bytes, sizes))
+    return frames[: max(1, fit)]
+
+
+def _of_day(frames: Sequence[StoredFrame], day: int) -> list[StoredFrame]:
+    """The leading frames of that day: none when the first one is of another (`store_ts` never decreases)."""
+    if frames[0].store_ts // DAY_MS != day:
+        return []
+    return list(frames[: bisect_left(frames, (day + 1) * DAY_MS, key=lambda frame: frame.store_ts)])
+
+
+def _rows_from(queue: int, frames: list[StoredFrame], offset: int) -> tuple[pa.Table, int]:
+    """The rows of `frames` from `offset` on, and their raw bytes. In the thread: frames may be compressed."""
+    table = rows_of(queue, frames).slice(offset - frames[0].first_offset)
+    return table, int(row_bytes(table).sum())

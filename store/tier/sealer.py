@@ -1,0 +1,193 @@
+"""Carries confirmed messages from the log into the tier: `Sealer`, owned by the store engine.
+
+    policy.due -> run.gather -> run.encode_run -> commit.Committer -> SealSource.tiered
+
+One run at a time and one thread for its encoding, so sealing never takes more than a core and one run's memory,
+and never delays an append. Where to go on is asked of the manifest in every pass: a crash at any point repeats
+work, never offsets. While the tier or the metadata is away, produce goes on and the log keeps everything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import msgspec
+
+from millpond.core.clock import Clock, Random
+from millpond.core.config import TierConfig
+from millpond.core.errors import MillpondError, NotFound, Unavailable
+from millpond.core.limits import SEAL_PAUSE_SECONDS_MOST, SEAL_TICK_SECONDS
+from millpond.core.tier.layout import object_name
+from millpond.core.tier.objects import ObjectStore
+from millpond.metadata.client import MetadataClient, TierObject, TopicInfo
+from millpond.store.client import QueueRef
+from millpond.store.tier.commit import Committer
+from millpond.store.tier.policy import due
+from millpond.store.tier.run import Run, Wanted, encode_run, gather
+from millpond.store.tier.source import SealSource
+from millpond.store.tier.threads import SealThread
+
+log = logging.getLogger(__name__)
+
+
+class SealCounters(msgspec.Struct):
+    """For /metrics: `raw_bytes` went in, `bytes` came out; `last_error` is empty when the last round went well."""
+
+    objects: int = 0
+    rows: int = 0
+    raw_bytes: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    failures: int = 0
+    last_error: str = ""
+
+
+class Sealer:
+    def __init__(
+        self,
+        source: SealSource,
+        objects: ObjectStore,
+        metadata: MetadataClient,
+        config: TierConfig,
+        clock: Clock,
+        random: Random,
+    ) -> None:
+        self._source = source
+        self._objects = objects
+        self._metadata = metadata
+        self._config = config
+        self._clock = clock
+        self._random = random
+        self._committer = Committer(objects, metadata, random)
+        self._thread = SealThread()
+        self._one = asyncio.Lock()
+        self._last_queue: dict[
+            int, int
+        ] = {}  # topic id -> queue that the last run ended with: the next one begins after
+        self.counters = SealCounters()
+
+    async def run(self) -> None:
+        """Rounds until cancelled: the owner spawns this. Ends by itself only when another primary has taken over."""
+        failures = 0
+        while True:
+            try:
+                if failures:
+                    await self._objects.check()
+                await self.seal_once(self._clock.wall_ms())
+                failures, self.counters.last_error = 0, ""
+            except MillpondError as error:
+                if error.code == "epoch_superseded":
+                    raise
+                failures += 1
+                self.counters.failures += 1
+                self.counters.last_error = error.detail
+                log.warning("sealing pauses: %s", error.detail)
+                pause = min(SEAL_PAUSE_SECONDS_MOST, 2.0 ** min(failures, 10))
+                await asyncio.sleep(self._random.uniform(pause / 2, pause))
+                continue
+            await self._woken()
+
+    async def seal_once(self, now_ms: int) -> int:
+        """One round: every run that is due. How many objects were committed.
+
+        A topic that cannot be sealed does not hold up the others; the first such error is raised at the end.
+        An unavailable tier or metadata, and a newer primary, end the round at once.
+        """
+        topics = [topic_id for _, topic_id in self._source.topics()]
+        self._last_queue = {topic: queue for topic, queue in self._last_queue.items() if topic in set(topics)}
+        objects, first_error = 0, None
+        for topic_id in topics:
+            if due(*self._source.unsealed(topic_id), now_ms, self._config) is None:
+                continue
+            try:
+                async with self._one:
+                    objects += (await self._seal(topic_id, now_ms))[0]
+            except NotFound:
+                log.info("topic %d is gone: its messages are not sealed", topic_id)
+            except MillpondError as error:
+                if isinstance(error, Unavailable) or error.code == "epoch_superseded":
+                    raise
+                log.error("topic %d cannot be sealed: %s", topic_id, error.detail)
+                first_error = first_error or error
+        if first_error is not None:
+            raise first_error
+        return objects
+
+    async def seal_topic(self, topic_id: int) -> dict[int, int]:
+        """Seal everything that is confirmed now; queue id -> tiered_to. Raises Unavailable(tier_unavailable)."""
+        async with self._one:
+            return (await self._seal(topic_id, None))[1]
+
+    def close(self) -> None:
+        self._thread.close()
+
+    async def _woken(self) -> None:
+        try:
+            async with asyncio.timeout(SEAL_TICK_SECONDS):
+                await self._source.wake.wait()
+        except TimeoutError:
+            return
+        self._source.wake.clear()
+
+    async def _seal(self, topic_id: int, now_ms: int | None) -> tuple[int, dict[int, int]]:
+        """Runs of one topic while they are due (`now_ms` None: while there is anything); objects and tiered_to.
+
+        What is confirmed at the start is the most it takes: a busy topic does not keep the others waiting.
+        """
+        await self._committer.resolve(self._source.store_group, self._source.epoch)
+        topic = await self._metadata.topic_by_id(topic_id)
+        queues = sorted(self._source.queue_refs(topic_id), key=lambda each: each.queue)
+        ends = {each.queue_id: self._source.confirmed_end(each.queue_id) for each in queues}
+        tiered = await self._tiered(queues)
+        objects = 0
+        while True:
+            unsealed_bytes, oldest_ts = self._source.unsealed(topic_id)
+            if now_ms is not None and due(unsealed_bytes, oldest_ts, now_ms, self._config) is None:
+                break
+            wanted = Wanted(self._in_turn(topic_id, queues), tiered, ends)
+            run = await gather(self._source, wanted, oldest_ts, self._config.seal_bytes, self._thread)
+            if run is None:
+                break
+            await self._write(topic, run, sum(tiered.values()))
+            self._last_queue[topic_id] = run.pieces[-1].queue.queue
+            tiered = tiered | run.ends
+            for queue_id, end in run.ends.items():
+                self._source.tiered(queue_id, end)
+            objects += 1
+        return objects, tiered
+
+    async def _tiered(self, queues: list[QueueRef]) -> dict[int, int]:
+        """Where each queue goes on, by the manifest; the engine is told, in case a commit's answer was lost."""
+        tiered = {each.queue_id: 0 for each in queues} | await self._metadata.tiered_to([q.queue_id for q in queues])
+        for queue_id, end in tiered.items():
+            self._source.tiered(queue_id, end)
+        return tiered
+
+    def _in_turn(self, topic_id: int, queues: list[QueueRef]) -> list[QueueRef]:
+        """Beginning after the queue that the last run ended with, so that no queue waits for ever."""
+        last = self._last_queue.get(topic_id, -1)
+        return [q for q in queues if q.queue > last] + [q for q in queues if q.queue <= last]
+
+    async def _write(self, topic: TopicInfo, run: Run, sequence: int) -> None:
+        """Encode, upload and commit one run."""
+        started = self._clock.monotonic()
+        epoch = self._source.epoch
+        encoded, ranges = await encode_run(run, topic.topic_id, epoch, self._thread)
+        path = object_name(topic.tenant, topic.tier_name, run.first_ts, sequence, epoch, self._random.bytes(8))
+        obj = TierObject(
+            object_id=self._random.bytes(16).hex(),
+            topic_id=topic.topic_id,
+            path=path,
+            bytes=len(encoded.data),
+            sha256=encoded.sha256,
+            footer_bytes=encoded.footer_bytes,
+            ranges=ranges,
+        )
+        await self._committer.commit(self._source.store_group, epoch, obj, encoded.data)
+        self.counters.objects += 1
+        self.counters.rows += sum(each.rows for each in ranges)
+        self.counters.raw_bytes += run.bytes
+        self.counters.bytes += obj.bytes
+        self.counters.seconds += self._clock.monotonic() - started
+        log.info("sealed %s: %d bytes of %d raw", path, obj.bytes, run.bytes)

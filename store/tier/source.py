@@ -1,0 +1,41 @@
+"""What the sealer needs of its store: `SealSource`. The engine implements it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from millpond.store.client import QueueRef, StoredFrame
+
+
+class SealSource(Protocol):
+    """Confirmed messages only. `wake` is set when a topic has gathered enough to be looked at at once."""
+
+    @property
+    def store_group(self) -> str: ...
+
+    @property
+    def epoch(self) -> int: ...
+
+    @property
+    def wake(self) -> asyncio.Event: ...
+
+    def topics(self) -> list[tuple[int, int]]:
+        """(tenant id, topic id) of every topic with messages here."""
+        ...
+
+    def queue_refs(self, topic_id: int) -> list[QueueRef]: ...
+
+    def confirmed_end(self, queue_id: int) -> int: ...
+
+    def unsealed(self, topic_id: int) -> tuple[int, int]:
+        """Estimates: raw bytes not tiered yet, and the oldest such message's store timestamp (ms)."""
+        ...
+
+    async def frames(self, queue_id: int, offset: int, max_bytes: int) -> list[StoredFrame]:
+        """Confirmed local frames from the one that holds `offset` on, consecutive; at least one when there is one."""
+        ...
+
+    def tiered(self, queue_id: int, end: int) -> None:
+        """Offsets below `end` are in the tier: their local bytes may be recycled."""
+        ...
