@@ -1,7 +1,7 @@
 """What a proxy knows of tenants' topics, groups and keys: a cache over `MetadataClient`, kept fresh by its feed.
 
     topics, groups   from `metadata.changes` (one long poll task); a miss asks metadata, once for all who wait
-    keys             asked on first use, again after KEY_SECONDS; a revoked key therefore ends within that time
+    keys             asked on first use, again when the feed moved and after KEY_SECONDS, so revocation is prompt
     open mode        "no key was ever made" is asked again every few seconds until the first key closes it for good
 
 While metadata is away everything known stays in force for CATALOG_STALE_SECONDS; what is unknown is 503
@@ -38,16 +38,23 @@ ENTRIES = 1_000_000  # topics and groups remembered (each some 1 KiB); the oldes
 
 T = TypeVar("T")
 _log = logging.getLogger("millpond.catalog")
-OPEN_PRINCIPAL = Principal(0, DEFAULT_TENANT, "", ["produce", "consume", "admin"])
+DEFAULT_TENANT_ID = 1  # metadata makes this tenant with its database, before any other
+OPEN_PRINCIPAL = Principal(DEFAULT_TENANT_ID, DEFAULT_TENANT, "", ["produce", "consume", "admin"])
 
 
 class _Known(NamedTuple):
+    """`version` of the feed when it was asked: keys raise the version, so a revocation is noticed at once."""
+
     principal: Principal
     asked_at: float
+    version: int
 
 
 class Catalog:
-    def __init__(self, metadata: MetadataClient, clock: Clock) -> None:
+    """`on_change` is called after each turn of the feed that brought something (a store may have moved, too)."""
+
+    def __init__(self, metadata: MetadataClient, clock: Clock, on_change: Callable[[], None] | None = None) -> None:
+        self._on_change = on_change
         self._metadata = metadata
         self._clock = clock
         self._topics: dict[int, TopicInfo] = {}
@@ -165,7 +172,7 @@ class Catalog:
         if authorization is None:
             return OPEN_PRINCIPAL if self._open else None
         known = self._keys.get(_digest(authorization))
-        if known is None or self._clock.monotonic() - known.asked_at > KEY_SECONDS:
+        if known is None or known.version != self._version or self._clock.monotonic() - known.asked_at > KEY_SECONDS:
             return None
         return known.principal
 
@@ -180,6 +187,7 @@ class Catalog:
             return OPEN_PRINCIPAL
         digest = _digest(authorization)
         key_id, secret = parse_credential(authorization)
+        version = self._version
         try:
             found = await self._once(digest, lambda: self._metadata.authenticate(key_id, secret))
         except Unauthenticated:
@@ -190,7 +198,7 @@ class Catalog:
             if known is None or self._clock.monotonic() - known.asked_at > limits.CATALOG_STALE_SECONDS:
                 raise
             return known.principal
-        _bounded(self._keys, digest, _Known(found, self._clock.monotonic()), KEYS)
+        _bounded(self._keys, digest, _Known(found, self._clock.monotonic(), version), KEYS)
         return found
 
     def forget_keys(self) -> None:
@@ -225,8 +233,11 @@ class Catalog:
             self.put_topic(topic)
         for group in changes.groups:
             self.put_group(group)
+        moved = changes.version != self._version
         self._version = changes.version
         self._fresh_at = self._clock.monotonic()
+        if moved and self._on_change is not None:
+            self._on_change()
 
     async def _watch_open(self) -> None:
         while True:

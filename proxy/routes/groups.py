@@ -1,0 +1,177 @@
+"""Consumer groups: make, see, change, delete. (Their progress: `lag.py`, `seek.py`.)"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Literal
+
+import msgspec
+from aiohttp import web
+from msgspec import UNSET, UnsetType
+
+from millpond.core import limits
+from millpond.core.errors import BadRequest, Conflict
+from millpond.core.http.call import JSON, Input, answer, empty
+from millpond.core.http.routing import Route
+from millpond.core.names import check_name
+from millpond.metadata.client import GroupInfo
+from millpond.proxy import tags
+from millpond.proxy.parts import ProxyCall
+from millpond.proxy.routes.topics import stores_of, topic_of
+from millpond.store.client import GroupRef
+
+
+class GroupFilter(Input, frozen=True, forbid_unknown_fields=True):
+    """`tag`: "a || b" (one of these tags); null or "*": every message."""
+
+    tag: str | None = None
+
+
+class GroupInput(Input, frozen=True, forbid_unknown_fields=True):
+    """`start`: where the group begins in a queue it has never read. `max_in_flight`: leased and unsettled messages
+    per queue, above which a receive answers `in_flight_full`."""
+
+    start: Literal["earliest", "latest"] = "latest"
+    filter: GroupFilter = GroupFilter()
+    max_in_flight: int = limits.UNSETTLED_ROWS
+
+
+class GroupPatch(Input, frozen=True, forbid_unknown_fields=True):
+    """What is left out stays as it is."""
+
+    filter: GroupFilter | UnsetType = UNSET
+    max_in_flight: int | UnsetType = UNSET
+
+
+class Group(msgspec.Struct, frozen=True):
+    """A group of a topic. `filter_version` counts changes of its filter."""
+
+    group: str
+    topic: str
+    start: Literal["earliest", "latest"]
+    filter: GroupFilter
+    filter_version: int
+    max_in_flight: int
+    created_ms: int
+
+
+class GroupList(msgspec.Struct, frozen=True):
+    groups: list[Group]
+
+
+async def put_group(call: ProxyCall) -> web.StreamResponse:
+    name = check_name("group", call.params["group"])
+    topic = await topic_of(call)
+    wanted = await call.json(GroupInput)
+    _check_in_flight(wanted.max_in_flight)
+    group, created = await call.parts.metadata.put_group(
+        topic.topic_id, name, wanted.start, _canonical(wanted.filter), wanted.max_in_flight
+    )
+    if not created and (group.start, group.max_in_flight) != (wanted.start, wanted.max_in_flight):
+        raise Conflict("group_differs", f"group {name!r} is there with another start or max_in_flight")
+    call.parts.catalog.put_group(group)
+    return answer(group_answer(group, topic.name), 201 if created else 200)
+
+
+async def get_group(call: ProxyCall) -> web.StreamResponse:
+    name = check_name("group", call.params["group"])
+    topic = await topic_of(call)
+    group, _ = await call.parts.catalog.group(topic, name)
+    return answer(group_answer(group, topic.name))
+
+
+async def patch_group(call: ProxyCall) -> web.StreamResponse:
+    name = check_name("group", call.params["group"])
+    topic = await topic_of(call)
+    patch = await call.json(GroupPatch)
+    changes: dict[str, object] = {}
+    if patch.filter is not UNSET:
+        changes["filter_tag"] = _canonical(patch.filter)
+    if patch.max_in_flight is not UNSET:
+        _check_in_flight(patch.max_in_flight)
+        changes["max_in_flight"] = patch.max_in_flight
+    group = await call.parts.metadata.patch_group(topic.topic_id, name, changes)
+    call.parts.catalog.put_group(group)
+    return answer(group_answer(group, topic.name))
+
+
+async def delete_group(call: ProxyCall) -> web.StreamResponse:
+    """Metadata first, so that no new lease begins; then the stores drop cursors and leases."""
+    name = check_name("group", call.params["group"])
+    topic = await topic_of(call)
+    group = await call.parts.metadata.delete_group(topic.topic_id, name)
+    call.parts.catalog.drop_group(group)
+    ref = GroupRef(topic.tenant_id, topic.topic_id, group.group_id)
+    await asyncio.gather(*(store.delete_group(ref) for store in stores_of(call.parts, topic)))
+    return empty()
+
+
+async def list_groups(call: ProxyCall) -> web.StreamResponse:
+    topic = await topic_of(call)
+    groups = await call.parts.metadata.groups(topic.topic_id)
+    return answer(GroupList([group_answer(group, topic.name) for group in groups]))
+
+
+def group_answer(group: GroupInfo, topic: str) -> Group:
+    return Group(
+        group=group.name,
+        topic=topic,
+        start=group.start,
+        filter=GroupFilter(group.filter_tag),
+        filter_version=group.filter_version,
+        max_in_flight=group.max_in_flight,
+        created_ms=group.created_ms,
+    )
+
+
+def _canonical(wanted: GroupFilter) -> str | None:
+    parsed = tags.parse(wanted.tag)
+    return None if parsed is None else parsed.text
+
+
+def _check_in_flight(value: int) -> None:
+    if not 1 <= value <= limits.UNSETTLED_ROWS:
+        raise BadRequest.field("max_in_flight", f"1 to {limits.UNSETTLED_ROWS}", value)
+
+
+_GROUP = "/v1/topics/{topic}/groups/{group}"
+ROUTES = [
+    Route(
+        method="PUT",
+        path=_GROUP,
+        handler=put_group,
+        summary="Make a group",
+        description="Idempotent. A first receive also makes the group; this call lets it begin at `earliest` or with a"
+        " filter before anybody consumes. 409 `filter_differs` or `group_differs` when it is there and not the same.",
+        body={JSON: GroupInput},
+        answer=Group,
+        statuses=(200, 201),
+        scope="consume",
+    ),
+    Route(method="GET", path=_GROUP, handler=get_group, summary="See a group", answer=Group, scope="consume"),
+    Route(
+        method="PATCH",
+        path=_GROUP,
+        handler=patch_group,
+        summary="Change a group's filter or bound",
+        body={JSON: GroupPatch},
+        answer=Group,
+        scope="consume",
+    ),
+    Route(
+        method="DELETE",
+        path=_GROUP,
+        handler=delete_group,
+        summary="Delete a group and its progress",
+        statuses=(204,),
+        scope="consume",
+    ),
+    Route(
+        method="GET",
+        path="/v1/topics/{topic}/groups",
+        handler=list_groups,
+        summary="List a topic's groups",
+        answer=GroupList,
+        scope="consume",
+    ),
+]

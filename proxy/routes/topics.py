@@ -1,0 +1,286 @@
+"""Topics: make, see, change, delete; and where each of their queues begins and ends."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+from typing import Any, Literal
+
+import msgspec
+from aiohttp import web
+from msgspec import UNSET, UnsetType
+
+from millpond.core import limits
+from millpond.core.errors import BadRequest, Unavailable
+from millpond.core.http.call import JSON, Input, answer, empty
+from millpond.core.http.routing import Route
+from millpond.core.names import check_name
+from millpond.metadata.client import QueueInfo, TopicInfo, TopicSettings
+from millpond.proxy.parts import Parts, ProxyCall
+from millpond.store.client import QueueEnds, StoreClient
+
+MILLISECONDS_MOST = limits.TIMESTAMP_MS_MOST
+BYTES_MOST = 1 << 62
+
+
+class Retention(Input, frozen=True, forbid_unknown_fields=True):
+    """`ms`: messages older than this may go; `bytes`: beyond this the oldest may go. null: forever."""
+
+    ms: int | None = None
+    bytes: int | None = None
+
+
+class TopicInput(Input, frozen=True, forbid_unknown_fields=True):
+    """Settings of a topic that is made; what is left out has its default."""
+
+    queues: int = limits.QUEUES_DEFAULT
+    durability: Literal["flush", "memory"] = "flush"
+    retention: Retention = Retention()
+    max_message_bytes: int = limits.MESSAGE_BYTES
+    dedup_window_ms: int = limits.DEDUP_WINDOW_MS
+
+
+class TopicPatch(Input, frozen=True, forbid_unknown_fields=True):
+    """What is left out stays as it is. `queues` may only grow."""
+
+    queues: int | UnsetType = UNSET
+    durability: Literal["flush", "memory"] | UnsetType = UNSET
+    retention: Retention | UnsetType = UNSET
+    max_message_bytes: int | UnsetType = UNSET
+    dedup_window_ms: int | UnsetType = UNSET
+
+
+class Topic(msgspec.Struct, frozen=True):
+    """A topic. `version` grows with every change; settings take effect on each proxy within a second or two."""
+
+    topic: str
+    topic_id: int
+    queues: int
+    durability: Literal["flush", "memory"]
+    retention: Retention
+    max_message_bytes: int
+    dedup_window_ms: int
+    created_ms: int
+    version: int
+
+
+class PageQuery(Input, frozen=True, forbid_unknown_fields=True):
+    page_size: int = limits.PAGE_SIZE
+    page_token: str = ""
+
+
+class TopicPage(msgspec.Struct, frozen=True):
+    """`next_page_token` is absent on the last page."""
+
+    topics: list[Topic]
+    next_page_token: str | UnsetType = UNSET
+
+
+class QueueState(msgspec.Struct, frozen=True):
+    """Offsets: `start_offset` is the first message kept, [start_offset, tiered_to) is in the tier, `end_offset` is
+    the confirmed end (the next message's offset, or a little less)."""
+
+    queue: int
+    start_offset: int
+    tiered_to: int
+    end_offset: int
+
+
+class QueueStates(msgspec.Struct, frozen=True):
+    topic: str
+    topic_id: int
+    queues: list[QueueState]
+
+
+# -- handlers -------------------------------------------------------------------------------------------------
+
+
+async def put_topic(call: ProxyCall) -> web.StreamResponse:
+    name = check_name("topic", call.params["topic"])
+    wanted = await call.json(TopicInput)
+    settings = TopicSettings(
+        queues=wanted.queues,
+        durability=wanted.durability,
+        retention_ms=wanted.retention.ms,
+        retention_bytes=wanted.retention.bytes,
+        max_message_bytes=wanted.max_message_bytes,
+        dedup_window_ms=wanted.dedup_window_ms,
+    )
+    _check(msgspec.to_builtins(settings))
+    topic, created = await call.parts.metadata.put_topic(call.principal.tenant, name, settings)
+    call.parts.catalog.put_topic(topic)
+    return answer(topic_answer(topic), 201 if created else 200)
+
+
+async def get_topic(call: ProxyCall) -> web.StreamResponse:
+    return answer(topic_answer(await topic_of(call)))
+
+
+async def patch_topic(call: ProxyCall) -> web.StreamResponse:
+    name = check_name("topic", call.params["topic"])
+    patch = await call.json(TopicPatch)
+    changes: dict[str, object] = {
+        field: value for field in patch.__struct_fields__ if (value := getattr(patch, field)) is not UNSET
+    }
+    retention = changes.pop("retention", None)
+    if isinstance(retention, Retention):
+        changes |= {"retention_ms": retention.ms, "retention_bytes": retention.bytes}
+    _check(changes)
+    topic = await call.parts.metadata.patch_topic(call.principal.tenant, name, changes)
+    call.parts.catalog.put_topic(topic)
+    return answer(topic_answer(topic))
+
+
+async def delete_topic(call: ProxyCall) -> web.StreamResponse:
+    """Metadata first: the name is free and nobody finds the topic; then the stores forget its queues."""
+    name = check_name("topic", call.params["topic"])
+    parts = call.parts
+    topic = await parts.metadata.delete_topic(call.principal.tenant, name)
+    parts.catalog.drop_topic(topic.topic_id)
+    await asyncio.gather(*(store.delete_topic(topic.topic_id) for store in stores_of(parts, topic)))
+    return empty()
+
+
+async def list_topics(call: ProxyCall) -> web.StreamResponse:
+    query = call.query(PageQuery)
+    if not 1 <= query.page_size <= limits.PAGE_SIZE_MOST:
+        raise BadRequest.field("page_size", f"1 to {limits.PAGE_SIZE_MOST}", query.page_size)
+    after = _read_page_token(query.page_token)
+    found = await call.parts.metadata.topics(call.principal.tenant, after, query.page_size + 1)
+    page = found[: query.page_size]
+    more = len(found) > query.page_size
+    token = base64.urlsafe_b64encode(page[-1].name.encode()).decode() if more else UNSET
+    return answer(TopicPage([topic_answer(topic) for topic in page], token))
+
+
+async def list_queues(call: ProxyCall) -> web.StreamResponse:
+    topic = await topic_of(call)
+    return answer(QueueStates(topic.name, topic.topic_id, await queue_states(call.parts, topic)))
+
+
+# -- shared with other routes ---------------------------------------------------------------------------------
+
+
+async def topic_of(call: ProxyCall) -> TopicInfo:
+    """The topic that the path names. Raises BadRequest(invalid_name), NotFound(topic_not_found)."""
+    name = check_name("topic", call.params["topic"])
+    return await call.parts.catalog.topic(call.principal.tenant, name)
+
+
+def stores_of(parts: Parts, topic: TopicInfo) -> list[StoreClient]:
+    """Every store group that holds a part of the topic's queues."""
+    groups = {span.store_group for queue in topic.queues for span in queue.spans}
+    return [parts.stores.group(group) for group in sorted(groups)]
+
+
+async def queue_ends(parts: Parts, queues: list[QueueInfo]) -> dict[int, QueueEnds]:
+    """Ends by queue id, one call for each store."""
+    by_store: dict[str, list[int]] = {}
+    for queue in queues:
+        by_store.setdefault(queue.spans[-1].store_group, []).append(queue.queue_id)
+    answers = await asyncio.gather(*(parts.stores.group(group).queues(ids) for group, ids in by_store.items()))
+    return {ends.queue_id: ends for found in answers for ends in found}
+
+
+async def queue_states(parts: Parts, topic: TopicInfo) -> list[QueueState]:
+    ids = [queue.queue_id for queue in topic.queues]
+    ends, tiered = await asyncio.gather(queue_ends(parts, topic.queues), parts.metadata.tiered_to(ids))
+    if len(ends) != len(ids):
+        raise Unavailable("store_unavailable", f"{len(ids) - len(ends)} queues of {topic.name!r} did not answer")
+    return [
+        QueueState(queue.queue, end.start_offset, tiered.get(queue.queue_id, 0), end.end_offset)
+        for queue in topic.queues
+        for end in [ends[queue.queue_id]]
+    ]
+
+
+def topic_answer(topic: TopicInfo) -> Topic:
+    settings = topic.settings
+    return Topic(
+        topic=topic.name,
+        topic_id=topic.topic_id,
+        queues=settings.queues,
+        durability=settings.durability,
+        retention=Retention(settings.retention_ms, settings.retention_bytes),
+        max_message_bytes=settings.max_message_bytes,
+        dedup_window_ms=settings.dedup_window_ms,
+        created_ms=topic.created_ms,
+        version=topic.version,
+    )
+
+
+_RANGES = {
+    "queues": ("queues", 1, limits.QUEUES_PER_TOPIC),
+    "retention_ms": ("retention.ms", 1, MILLISECONDS_MOST),
+    "retention_bytes": ("retention.bytes", 1, BYTES_MOST),
+    "max_message_bytes": ("max_message_bytes", 1, limits.MESSAGE_BYTES),
+    "dedup_window_ms": ("dedup_window_ms", 0, limits.DEDUP_WINDOW_MS_MOST),
+}
+
+
+def _check(settings: dict[str, Any]) -> None:
+    for name, (field, least, most) in _RANGES.items():
+        value = settings.get(name)
+        if value is not None and not least <= value <= most:
+            raise BadRequest.field(field, f"{least} to {most}", value)
+
+
+def _read_page_token(token: str) -> str:
+    """The name after which the page begins; what we did not make is refused."""
+    try:
+        name = base64.b64decode(token.encode("ascii"), altchars=b"-_", validate=True).decode()
+        return check_name("page_token", name) if name else ""
+    except (binascii.Error, UnicodeError, BadRequest) as error:
+        raise BadRequest.field("page_token", "a next_page_token of this list", token) from error
+
+
+_ANY_TOPIC = "/v1/topics/{topic}"
+ROUTES = [
+    Route(
+        method="PUT",
+        path=_ANY_TOPIC,
+        handler=put_topic,
+        summary="Make a topic",
+        description="Idempotent: 200 when it is there with the same settings, 409 `topic_differs` with others.",
+        body={JSON: TopicInput},
+        answer=Topic,
+        statuses=(200, 201),
+        scope="admin",
+    ),
+    Route(method="GET", path=_ANY_TOPIC, handler=get_topic, summary="See a topic", answer=Topic, scope="any"),
+    Route(
+        method="PATCH",
+        path=_ANY_TOPIC,
+        handler=patch_topic,
+        summary="Change a topic's settings",
+        body={JSON: TopicPatch},
+        answer=Topic,
+        scope="admin",
+    ),
+    Route(
+        method="DELETE",
+        path=_ANY_TOPIC,
+        handler=delete_topic,
+        summary="Delete a topic and all its messages",
+        statuses=(204,),
+        scope="admin",
+    ),
+    Route(
+        method="GET",
+        path="/v1/topics",
+        handler=list_topics,
+        summary="List topics by name",
+        query=PageQuery,
+        answer=TopicPage,
+        scope="any",
+    ),
+    Route(
+        method="GET",
+        path="/v1/topics/{topic}/queues",
+        handler=list_queues,
+        summary="Where each queue begins and ends",
+        answer=QueueStates,
+        scope="any",
+    ),
+]
