@@ -1,0 +1,231 @@
+"""The tier manifest (truth): which objects hold which offsets, and how far each queue is tiered.
+
+    tier_start -> row STARTED --(PUT, HEAD by the store)--> tier_commit -> COMMITTED, tiered_to moves
+                             `--> tier_abort, or a newer epoch -> ORPHAN (the sweep deletes its object)
+
+Every write locks the row of its store group first and compares the epoch, so a store that was replaced cannot
+write. A commit moves `tiered_to` of every queue from exactly the range's first offset to its end, all or none:
+committed ranges of a queue therefore follow each other without gap or overlap. Lock order, everywhere: head row,
+store group, queues, topic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msgspec.structs import replace
+from sqlalchemy import ColumnElement, Connection, Row, and_, func, or_, select
+
+from millpond.core.errors import BadRequest, Conflict
+from millpond.metadata.catalog import topic_by_id
+from millpond.metadata.client import ObjectRange, TierObject, TierView
+from millpond.metadata.tables import QUEUES, SPANS, STORES, TIER_OBJECTS, TIER_RANGES, TOPICS
+
+_RANGE_COLUMNS = [TIER_RANGES.c[name] for name in ObjectRange.__struct_fields__]
+_OBJECT_COLUMNS = [TIER_OBJECTS.c[name] for name in TierObject.__struct_fields__ if name != "ranges"]
+_CHUNK = 500  # ids in one IN list: far below what either database takes in a statement
+
+
+def tier_start(connection: Connection, store_group: str, epoch: int, obj: TierObject, now_ms: int) -> None:
+    """Row STARTED. The same object again is fine; another one under its id or path is Conflict(manifest_conflict)."""
+    _check_object(obj)
+    _hold_epoch(connection, store_group, epoch)
+    if not _is_there(connection, obj):
+        topic_by_id(connection, obj.topic_id)
+        _check_queues(connection, store_group, obj)
+        values = {column.name: getattr(obj, column.name) for column in _OBJECT_COLUMNS}
+        values |= {"store_group": store_group, "epoch": epoch, "state": "STARTED", "changed_ms": now_ms}
+        made = TIER_OBJECTS.insert().values(values).returning(TIER_OBJECTS.c.object_no)
+        object_no = connection.execute(made).scalar_one()
+        fields = ObjectRange.__struct_fields__
+        ranges = [{field: getattr(each, field) for field in fields} for each in obj.ranges]
+        connection.execute(TIER_RANGES.insert(), [{**each, "object_no": object_no, "committed": 0} for each in ranges])
+
+
+def tier_commit(connection: Connection, store_group: str, epoch: int, object_id: str, now_ms: int) -> int:
+    """The topic's tier version with this object in it; see `MetadataClient.tier_commit`."""
+    held = _epoch_of(connection, store_group)
+    row = _object_row(connection, object_id)
+    if row is None or row.store_group != store_group:
+        raise Conflict("manifest_conflict", f"object {object_id} was never started by store group {store_group}")
+    if row.state == "COMMITTED":
+        return int(row.tier_version)
+    _require_epoch(store_group, epoch, held)
+    if row.state != "STARTED" or row.epoch != epoch:
+        raise Conflict("manifest_conflict", f"object {object_id} is {row.state}, of epoch {row.epoch}")
+    _move_tiered_to(connection, object_id, row.object_no)
+    raised = TOPICS.update().where(TOPICS.c.topic_id == row.topic_id).values(tier_version=TOPICS.c.tier_version + 1)
+    version = int(connection.execute(raised.returning(TOPICS.c.tier_version)).scalar_one())
+    same = TIER_OBJECTS.c.object_no == row.object_no
+    done = {"state": "COMMITTED", "tier_version": version, "changed_ms": now_ms}
+    connection.execute(TIER_OBJECTS.update().where(same).values(done))
+    connection.execute(TIER_RANGES.update().where(TIER_RANGES.c.object_no == row.object_no).values(committed=1))
+    return version
+
+
+def tier_abort(connection: Connection, object_id: str, now_ms: int) -> None:
+    """STARTED becomes ORPHAN; unknown or ORPHAN stays; a committed one is Conflict(manifest_conflict)."""
+    row = _object_row(connection, object_id)
+    if row is None:
+        return
+    _epoch_of(connection, row.store_group)
+    started = (TIER_OBJECTS.c.object_no == row.object_no) & (TIER_OBJECTS.c.state == "STARTED")
+    aborted = connection.execute(TIER_OBJECTS.update().where(started).values(state="ORPHAN", changed_ms=now_ms))
+    if aborted.rowcount == 0:
+        now = _object_row(connection, object_id)
+        if now is not None and now.state == "COMMITTED":
+            raise Conflict("manifest_conflict", f"object {object_id} is committed")
+
+
+def tier_view(
+    connection: Connection, topic_id: int, queue_ids: list[int] | None, from_offset: int, to_offset: int | None
+) -> TierView:
+    """See `MetadataClient.tier_view`. `tiered_to` holds the queues asked for, or all of the topic."""
+    topic_by_id(connection, topic_id)
+    version = connection.execute(select(TOPICS.c.tier_version).where(TOPICS.c.topic_id == topic_id)).scalar_one()
+    of_topic = select(QUEUES.c.queue_id, QUEUES.c.tiered_to).where(QUEUES.c.topic_id == topic_id)
+    tiered = {queue_id: end for queue_id, end in connection.execute(of_topic.order_by(QUEUES.c.queue_id))}
+    if queue_ids is not None:
+        wanted = set(queue_ids)
+        tiered = {queue_id: end for queue_id, end in tiered.items() if queue_id in wanted}
+    everything = queue_ids is None and from_offset <= 0 and to_offset is None
+    matching = None if everything else _matching(connection, list(tiered), from_offset, to_offset)
+    return TierView(topic_id, int(version), tiered, _objects(connection, topic_id, matching))
+
+
+def tiered_to(connection: Connection, queue_ids: list[int]) -> dict[int, int]:
+    """How far each queue is tiered; unknown ids are left out."""
+    found: dict[int, int] = {}
+    for ids in _chunks(queue_ids):
+        rows = connection.execute(select(QUEUES.c.queue_id, QUEUES.c.tiered_to).where(QUEUES.c.queue_id.in_(ids)))
+        found.update((queue_id, end) for queue_id, end in rows)
+    return found
+
+
+# -- the store group's row --------------------------------------------------------------------------------
+
+
+def _epoch_of(connection: Connection, store_group: str) -> int | None:
+    """The group's epoch, its row locked until the transaction ends; None when it never registered."""
+    locked = select(STORES.c.epoch).where(STORES.c.store_group == store_group).with_for_update()
+    return connection.execute(locked).scalar()
+
+
+def _require_epoch(store_group: str, epoch: int, held: int | None) -> None:
+    if held != epoch:
+        detail = f"store group {store_group} is at epoch {held}, not {epoch}"
+        raise Conflict("epoch_superseded", detail, epoch=held)
+
+
+def _hold_epoch(connection: Connection, store_group: str, epoch: int) -> None:
+    _require_epoch(store_group, epoch, _epoch_of(connection, store_group))
+
+
+# -- starting ---------------------------------------------------------------------------------------------
+
+
+def _check_object(obj: TierObject) -> None:
+    if not obj.object_id or not obj.path or obj.bytes < 1 or not 0 < obj.footer_bytes <= obj.bytes:
+        raise BadRequest("invalid_request", f"object {obj.object_id!r}: it needs a path, and a footer within its bytes")
+    if not obj.ranges or len({each.queue_id for each in obj.ranges}) != len(obj.ranges):
+        raise BadRequest("invalid_request", f"object {obj.object_id}: one range for each of its queues")
+    for each in obj.ranges:
+        if not (0 <= each.first < each.end and 0 < each.rows <= each.end - each.first):
+            detail = f"object {obj.object_id}: {each.rows} rows in [{each.first}, {each.end}) of queue {each.queue_id}"
+            raise BadRequest("invalid_request", detail)
+
+
+def _is_there(connection: Connection, obj: TierObject) -> bool:
+    """Whether this very object was started before."""
+    same_name = or_(TIER_OBJECTS.c.object_id == obj.object_id, TIER_OBJECTS.c.path == obj.path)
+    rows = connection.execute(select(TIER_OBJECTS.c.object_no, TIER_OBJECTS.c.state).where(same_name)).all()
+    if not rows:
+        return False
+    if len(rows) == 1 and rows[0].state != "ORPHAN":
+        ranges = sorted(obj.ranges, key=lambda each: (each.queue, each.first))
+        if _objects(connection, obj.topic_id, [rows[0].object_no], rows[0].state) == [replace(obj, ranges=ranges)]:
+            return True
+    raise Conflict("manifest_conflict", f"another object has the id or path of {obj.object_id}, or it is an orphan")
+
+
+def _check_queues(connection: Connection, store_group: str, obj: TierObject) -> None:
+    """The queues are the topic's, and have a span on this store group."""
+    ours = select(QUEUES.c.queue_id, QUEUES.c.queue).join(SPANS).distinct()
+    ours = ours.where(QUEUES.c.topic_id == obj.topic_id, SPANS.c.store_group == store_group)
+    known = {(queue_id, queue) for queue_id, queue in connection.execute(ours)}
+    foreign = [each.queue_id for each in obj.ranges if (each.queue_id, each.queue) not in known]
+    if foreign:
+        detail = f"object {obj.object_id}: queues {foreign[:10]} are not topic {obj.topic_id}'s on {store_group}"
+        raise Conflict("manifest_conflict", detail)
+
+
+# -- committing -------------------------------------------------------------------------------------------
+
+
+def _object_row(connection: Connection, object_id: str) -> Row[*tuple[object, ...]] | None:
+    return connection.execute(select(TIER_OBJECTS).where(TIER_OBJECTS.c.object_id == object_id)).one_or_none()
+
+
+def _move_tiered_to(connection: Connection, object_id: str, object_no: int) -> None:
+    """Each queue's tiered_to from its range's first to its end; raises when one stood elsewhere."""
+    ranges = select(TIER_RANGES.c.queue_id, TIER_RANGES.c.first, TIER_RANGES.c.end)
+    ranges = ranges.where(TIER_RANGES.c.object_no == object_no).order_by(TIER_RANGES.c.queue_id)
+    for queue_id, first, end in connection.execute(ranges).all():
+        stands = (QUEUES.c.queue_id == queue_id) & (QUEUES.c.tiered_to == first)
+        if connection.execute(QUEUES.update().where(stands).values(tiered_to=end)).rowcount != 1:
+            detail = f"object {object_id}: queue {queue_id} is not tiered to exactly {first}"
+            raise Conflict("manifest_conflict", detail, queue_id=queue_id)
+
+
+# -- reading ----------------------------------------------------------------------------------------------
+
+
+def _matching(connection: Connection, queue_ids: list[int], from_offset: int, to_offset: int | None) -> list[int]:
+    """object_no of the committed objects that overlap [from_offset, to_offset) of any of the queues.
+
+    Committed ranges of a queue do not overlap, so those that do overlap the window begin with the one whose first
+    offset is the last at or below `from_offset`: two index seeks a queue, however many objects there are."""
+    found: set[int] = set()
+    for queue_id in queue_ids:
+        committed = and_(TIER_RANGES.c.queue_id == queue_id, TIER_RANGES.c.committed == 1)
+        window = [committed, TIER_RANGES.c.end > from_offset]
+        if from_offset > 0:
+            below = select(func.max(TIER_RANGES.c.first)).where(committed, TIER_RANGES.c.first <= from_offset)
+            lowest = connection.execute(below).scalar()
+            window.append(TIER_RANGES.c.first >= (0 if lowest is None else lowest))
+        if to_offset is not None:
+            window.append(TIER_RANGES.c.first < to_offset)
+        found.update(connection.execute(select(TIER_RANGES.c.object_no).where(*window)).scalars())
+    return sorted(found)
+
+
+def _objects(
+    connection: Connection, topic_id: int, numbers: list[int] | None, state: str = "COMMITTED"
+) -> list[TierObject]:
+    """Objects of a topic in `state` with all their ranges, by path: those of `numbers` (object_no), or all."""
+    of_topic = and_(TIER_OBJECTS.c.topic_id == topic_id, TIER_OBJECTS.c.state == state)
+    if numbers is None:
+        return _load(connection, of_topic)
+    found: list[TierObject] = []
+    for chunk in _chunks(numbers):
+        found += _load(connection, and_(of_topic, TIER_OBJECTS.c.object_no.in_(chunk)))
+    return found if len(numbers) <= _CHUNK else sorted(found, key=lambda obj: obj.path)
+
+
+def _load(connection: Connection, condition: ColumnElement[bool]) -> list[TierObject]:
+    """One row per range, those of an object together: plain tuples, for there may be 100,000 of them."""
+    objects = select(*_OBJECT_COLUMNS, *_RANGE_COLUMNS).select_from(TIER_OBJECTS.join(TIER_RANGES)).where(condition)
+    rows = connection.execute(objects.order_by(TIER_OBJECTS.c.path, TIER_RANGES.c.queue, TIER_RANGES.c.first))
+    width = len(_OBJECT_COLUMNS)
+    found: list[TierObject] = []
+    for row in rows:
+        values = tuple(row)
+        if not found or found[-1].object_id != values[0]:
+            ranges: list[ObjectRange] = []
+            found.append(TierObject(*(*values[:width], ranges)))
+        found[-1].ranges.append(ObjectRange(*values[width:]))
+    return found
+
+
+def _chunks(ids: list[int]) -> Iterable[list[int]]:
+    return (ids[start : start + _CHUNK] for start in range(0, len(ids), _CHUNK))

@@ -1,0 +1,13 @@
+"""A `MetadataClient` over HTTP, for proxies and stores that run apart from the metadata part."""
+
+from __future__ import annotations
+
+from millpond.core.http import rpc
+from millpond.core.http.client import HttpClient
+from millpond.metadata.client import MetadataClient
+
+
+def remote_metadata(base_url: str, secret: str, client: HttpClient | None = None) -> MetadataClient:
+    """`base_url`: the metadata part's internal listener. `client`: shared connections; its owner closes them."""
+    caller = rpc.Caller(base_url, secret, client)
+    return rpc.remote(MetadataClient, caller)  # type: ignore[type-abstract]  # the interface itself is meant
