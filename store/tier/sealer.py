@@ -29,26 +29,26 @@ from millpond.store.tier.source import SealSource
 from millpond.store.tier.threads import SealThread
 
 log = logging.getLogger(__name__)
+__all__ = ["SealSource", "Sealer"]
 
 
 class SealCounters(msgspec.Struct):
-    """For /metrics: `raw_bytes` went in, `bytes` came out; `last_error` is empty when the last round went well."""
+    """For /metrics: raw bytes went in, bytes came out; seconds are of encoding, upload and commit."""
 
-    objects: int = 0
-    rows: int = 0
-    raw_bytes: int = 0
-    bytes: int = 0
-    seconds: float = 0.0
-    failures: int = 0
-    last_error: str = ""
+    seal_objects_total: float = 0
+    seal_rows_total: float = 0
+    seal_raw_bytes_total: float = 0
+    seal_bytes_total: float = 0
+    seal_seconds_total: float = 0
+    seal_failures_total: float = 0
 
 
 class Sealer:
     def __init__(
         self,
         source: SealSource,
-        objects: ObjectStore,
         metadata: MetadataClient,
+        objects: ObjectStore,
         config: TierConfig,
         clock: Clock,
         random: Random,
@@ -65,9 +65,10 @@ class Sealer:
         self._last_queue: dict[
             int, int
         ] = {}  # topic id -> queue that the last run ended with: the next one begins after
-        self.counters = SealCounters()
+        self._counted = SealCounters()
+        self.last_error = ""  # empty when the last round went well
 
-    async def run(self) -> None:
+    async def loop(self) -> None:
         """Rounds until cancelled: the owner spawns this. Ends by itself only when another primary has taken over."""
         failures = 0
         while True:
@@ -75,13 +76,13 @@ class Sealer:
                 if failures:
                     await self._objects.check()
                 await self.seal_once(self._clock.wall_ms())
-                failures, self.counters.last_error = 0, ""
+                failures, self.last_error = 0, ""
             except MillpondError as error:
                 if error.code == "epoch_superseded":
                     raise
                 failures += 1
-                self.counters.failures += 1
-                self.counters.last_error = error.detail
+                self._counted.seal_failures_total += 1
+                self.last_error = error.detail
                 log.warning("sealing pauses: %s", error.detail)
                 pause = min(SEAL_PAUSE_SECONDS_MOST, 2.0 ** min(failures, 10))
                 await asyncio.sleep(self._random.uniform(pause / 2, pause))
@@ -119,7 +120,11 @@ class Sealer:
         async with self._one:
             return (await self._seal(topic_id, None))[1]
 
+    def counters(self) -> dict[str, float]:
+        return msgspec.structs.asdict(self._counted)
+
     def close(self) -> None:
+        """End the thread; the owner has cancelled `loop` before."""
         self._thread.close()
 
     async def _woken(self) -> None:
@@ -185,9 +190,9 @@ class Sealer:
             ranges=ranges,
         )
         await self._committer.commit(self._source.store_group, epoch, obj, encoded.data)
-        self.counters.objects += 1
-        self.counters.rows += sum(each.rows for each in ranges)
-        self.counters.raw_bytes += run.bytes
-        self.counters.bytes += obj.bytes
-        self.counters.seconds += self._clock.monotonic() - started
+        self._counted.seal_objects_total += 1
+        self._counted.seal_rows_total += sum(each.rows for each in ranges)
+        self._counted.seal_raw_bytes_total += run.bytes
+        self._counted.seal_bytes_total += obj.bytes
+        self._counted.seal_seconds_total += self._clock.monotonic() - started
         log.info("sealed %s: %d bytes of %d raw", path, obj.bytes, run.bytes)
