@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 COUNTER_NAMES = 10_000  # bounds memory should a caller build names from data
 
 
 class Counters:
-    """Monotonic sums by name, e.g. `produced_messages_total` or `requests_total{status="200"}`."""
+    """Monotonic sums by name, e.g. `produced_messages_total` or `requests_total{status="200"}`, and gauges: values
+    that are asked for when somebody looks."""
 
-    __slots__ = ("_values",)
+    __slots__ = ("_gauges", "_values")
 
     def __init__(self) -> None:
         self._values: dict[str, float] = {}
+        self._gauges: dict[str, Callable[[], float]] = {}
 
     def add(self, name: str, value: float = 1) -> None:
         values = self._values
@@ -20,5 +24,8 @@ class Counters:
         elif len(values) < COUNTER_NAMES:
             values[name] = value
 
+    def gauge(self, name: str, read: Callable[[], float]) -> None:
+        self._gauges[name] = read
+
     def snapshot(self) -> dict[str, float]:
-        return dict(self._values)
+        return self._values | {name: read() for name, read in self._gauges.items()}

@@ -12,13 +12,14 @@ from aiohttp import web
 from msgspec import UNSET, UnsetType
 
 from millpond.core import limits
-from millpond.core.errors import BadRequest, Unavailable
+from millpond.core.errors import BadRequest
 from millpond.core.http.call import JSON, Input, answer, empty
 from millpond.core.http.routing import Route
 from millpond.core.names import check_name
-from millpond.metadata.client import QueueInfo, TopicInfo, TopicSettings
+from millpond.metadata.client import TopicInfo, TopicSettings
 from millpond.proxy.parts import Parts, ProxyCall
-from millpond.store.client import QueueEnds, StoreClient
+from millpond.proxy.times import ends_of
+from millpond.store.client import StoreClient
 
 MILLISECONDS_MOST = limits.TIMESTAMP_MS_MOST
 BYTES_MOST = 1 << 62
@@ -156,7 +157,8 @@ async def list_topics(call: ProxyCall) -> web.StreamResponse:
 
 async def list_queues(call: ProxyCall) -> web.StreamResponse:
     topic = await topic_of(call)
-    return answer(QueueStates(topic.name, topic.topic_id, await queue_states(call.parts, topic)))
+    tiered_to = await call.parts.metadata.tiered_to([queue.queue_id for queue in topic.queues])
+    return answer(QueueStates(topic.name, topic.topic_id, await queue_states(call.parts, topic, tiered_to)))
 
 
 # -- shared with other routes ---------------------------------------------------------------------------------
@@ -174,22 +176,11 @@ def stores_of(parts: Parts, topic: TopicInfo) -> list[StoreClient]:
     return [parts.stores.group(group) for group in sorted(groups)]
 
 
-async def queue_ends(parts: Parts, queues: list[QueueInfo]) -> dict[int, QueueEnds]:
-    """Ends by queue id, one call for each store."""
-    by_store: dict[str, list[int]] = {}
-    for queue in queues:
-        by_store.setdefault(queue.spans[-1].store_group, []).append(queue.queue_id)
-    answers = await asyncio.gather(*(parts.stores.group(group).queues(ids) for group, ids in by_store.items()))
-    return {ends.queue_id: ends for found in answers for ends in found}
-
-
-async def queue_states(parts: Parts, topic: TopicInfo) -> list[QueueState]:
-    ids = [queue.queue_id for queue in topic.queues]
-    ends, tiered = await asyncio.gather(queue_ends(parts, topic.queues), parts.metadata.tiered_to(ids))
-    if len(ends) != len(ids):
-        raise Unavailable("store_unavailable", f"{len(ids) - len(ends)} queues of {topic.name!r} did not answer")
+async def queue_states(parts: Parts, topic: TopicInfo, tiered_to: dict[int, int]) -> list[QueueState]:
+    """`tiered_to` by queue id, asked before: so it never passes the end."""
+    ends = await ends_of(parts.reader, topic.queues)
     return [
-        QueueState(queue.queue, end.start_offset, tiered.get(queue.queue_id, 0), end.end_offset)
+        QueueState(queue.queue, end.start_offset, tiered_to.get(queue.queue_id, 0), end.end_offset)
         for queue in topic.queues
         for end in [ends[queue.queue_id]]
     ]
