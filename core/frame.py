@@ -144,11 +144,17 @@ def pack_sidecar(sidecar: Sidecar) -> bytes:
         assert sidecar.dedup_check is not None
         pieces += [sidecar.dedup_hash.tobytes(), sidecar.dedup_check.tobytes()]
     if sidecar.parts:
-        pieces.append(len(sidecar.parts).to_bytes(4, "little"))
-        for part in sidecar.parts:
-            name = part.producer_id.encode()
-            pieces += [len(name).to_bytes(2, "little"), name]
-            pieces.append(_PART.pack(part.previous, part.first, part.last, part.row, part.rows))
+        pieces.append(pack_parts(sidecar.parts))
+    return b"".join(pieces)
+
+
+def pack_parts(parts: list[ProducerPart]) -> bytes:
+    """The parts table, which stands last in a sidecar."""
+    pieces = [len(parts).to_bytes(4, "little")]
+    for part in parts:
+        name = part.producer_id.encode()
+        pieces += [len(name).to_bytes(2, "little"), name]
+        pieces.append(_PART.pack(part.previous, part.first, part.last, part.row, part.rows))
     return b"".join(pieces)
 
 

@@ -1,0 +1,139 @@
+"""The append path: what a proxy sends becomes frames, or is refused whole.
+
+    check lengths and checksums -> queue -> producer session -> duplicates -> room -> tail -> durability
+
+Everything between the first check and the tail is one step on the event loop, so two appends cannot both pass
+the same check. An answer that says "duplicate" was derived from the fold, so it waits until that is confirmed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import NamedTuple
+
+import google_crc32c
+
+from millpond.core.errors import BadRequest, DiskFull, MillpondError, TooLarge, Unavailable
+from millpond.core.frame import Sidecar, pack_parts, unpack_sidecar
+from millpond.core.limits import BATCH_MESSAGES, PENDING_APPEND_BYTES, UNFLUSHED_WAIT_MS
+from millpond.core.schema import KNOWN_COLUMNS, PARTS
+from millpond.store.client import AppendOutcome, AppendRequest, AppendResult, Duplicate, QueueAppend
+from millpond.store.fold.queues import QueueState
+from millpond.store.housekeeping import Housekeeping
+from millpond.store.tail import Tail
+from millpond.store.writer import Writer
+
+
+_PARTS_BYTES = 256  # room for one part of the parts table: a name and five numbers
+
+
+class _Settled(NamedTuple):
+    """An outcome, and what must hold before it may be told: a position that is written, or flushed."""
+
+    outcome: AppendOutcome
+    position: int
+    flush: bool
+
+
+class Appends:
+    """`StoreClient.append` of one store."""
+
+    def __init__(self, tail: Tail, writer: Writer, housekeeping: Housekeeping) -> None:
+        self._tail = tail
+        self._writer = writer
+        self._housekeeping = housekeeping
+        self._accepted_bytes = 0
+        self.messages = 0
+        self.bytes = 0
+
+    async def append(self, request: AppendRequest) -> AppendResult:
+        size = sum(len(append.payload) for append in request.appends)
+        if self._accepted_bytes and self._accepted_bytes + size > PENDING_APPEND_BYTES:
+            raise Unavailable("flush_behind", "too many bytes wait to be written")
+        self._accepted_bytes += size
+        try:
+            settled = [await self._one(append, request.deadline_ms) for append in request.appends]
+            await self._durable(settled)
+        finally:
+            self._accepted_bytes -= size
+        return AppendResult([one.outcome for one in settled], self._tail.log.epoch)
+
+    async def _durable(self, settled: list[_Settled]) -> None:
+        flush = max((one.position for one in settled if one.flush), default=0)
+        write = max((one.position for one in settled if not one.flush), default=0)
+        if write:
+            await self._writer.written(write)
+        if flush:
+            await self._writer.flushed(flush)
+
+    async def _one(self, append: QueueAppend, deadline_ms: int) -> _Settled:
+        try:
+            sidecar = self._check(append)
+            await self._wait_for_room(append, deadline_ms)
+            return self._place(append, sidecar)
+        except MillpondError as error:
+            return _Settled(AppendOutcome(error=error.info()), 0, False)
+
+    def _check(self, append: QueueAppend) -> Sidecar:
+        if not 1 <= append.count <= BATCH_MESSAGES:
+            raise BadRequest.field("count", f"1 to {BATCH_MESSAGES} messages", append.count)
+        if append.columns & ~KNOWN_COLUMNS:
+            raise BadRequest.field("columns", "columns that this store knows", hex(append.columns))
+        if not self._tail.fits(len(append.sidecar) + len(append.payload)):
+            raise TooLarge("batch_too_large", "the batch does not fit a log segment of this store")
+        if google_crc32c.value(append.payload) != append.payload_crc:
+            raise BadRequest("malformed_body", "the payload was damaged on its way to the store")
+        try:
+            return unpack_sidecar(append.sidecar, append.count, append.columns & ~PARTS)
+        except ValueError as error:
+            raise BadRequest("malformed_body", f"sidecar: {error}") from error
+
+    async def _wait_for_room(self, append: QueueAppend, deadline_ms: int) -> None:
+        """Until this frame may be appended. Raises DiskFull, Unavailable(flush_behind)."""
+        seconds = min(UNFLUSHED_WAIT_MS, deadline_ms) / 1000
+        await self._writer.room(seconds)
+        size = len(append.sidecar) + len(append.payload) + _PARTS_BYTES * len(append.parts)
+        while not self._tail.has_room(size):
+            if self._housekeeping.disk_full:
+                raise DiskFull("disk_full", "the store's disk is full: messages are refused until there is room")
+            try:
+                async with asyncio.timeout(seconds):
+                    await self._housekeeping.segment_ready()
+            except TimeoutError:
+                raise Unavailable("flush_behind", "the next log segment is not ready yet") from None
+
+    def _place(self, append: QueueAppend, sidecar: Sidecar) -> _Settled:
+        fold = self._tail.fold
+        queue = fold.queues.get(append.queue.queue_id) or self._tail.open_queue(append.queue, 0)
+        flush = append.durability == "flush"
+        duplicates = self._duplicates(queue, append, sidecar)
+        if duplicates:
+            # what a retry is told must not be taken back: wait until all that is folded is on the disk
+            return _Settled(AppendOutcome(duplicates=duplicates), self._tail.log.tail, True)
+        sidecar_bytes = append.sidecar.to_pybytes()
+        if append.parts:
+            sidecar = sidecar._replace(parts=append.parts)
+            sidecar_bytes += pack_parts(append.parts)
+        placed = self._tail.messages(queue, append, sidecar, sidecar_bytes)
+        self._writer.wake()
+        self.messages += append.count
+        self.bytes += append.payload_size
+        first = queue.next_offset - append.count
+        return _Settled(AppendOutcome(first, queue.last_ts), placed.end, flush)
+
+    def _duplicates(self, queue: QueueState, append: QueueAppend, sidecar: Sidecar) -> list[Duplicate]:
+        """Rows that repeat earlier messages. Raises Conflict for a part out of order, TooManyRequests."""
+        fold = self._tail.fold
+        now_ms = self._tail.time.now_ms()
+        duplicates: list[Duplicate] = []
+        for part in append.parts:
+            duplicates += fold.check_part(queue.ref.queue_id, part, now_ms)
+        if sidecar.dedup_hash is not None and append.dedup_window_ms > 0:
+            assert sidecar.dedup_check is not None
+            seen = {duplicate.row for duplicate in duplicates}
+            duplicates += [
+                duplicate
+                for duplicate in fold.probe_dedup(queue.ref, sidecar.dedup_hash, sidecar.dedup_check, append, now_ms)
+                if duplicate.row not in seen
+            ]
+        return duplicates

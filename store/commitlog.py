@@ -1,0 +1,306 @@
+"""The commitlog: an endless sequence of frames, kept in segments of one size.
+
+    log/00000000000000000000.seg   positions [0, S)
+    log/00000000000268435456.seg   positions [S, 2S)      S = segment_bytes, fixed when the directory is made
+    ...                            the last one may be still empty: the next segment is always ready
+
+This file owns the segments and the tail: it gives every frame its position and its header, and hands what
+is to be written to the writer. It knows nothing of what frames mean. Everything here runs on the event loop
+except `write`, `sync`, `read`, which are plain blocking calls on files.
+
+A position, once given, is never given again: a frame that cannot be written stops the store. So `append` takes
+room that is already allocated, and says beforehand (`has_room`) when there is none.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import google_crc32c
+import pyarrow as pa
+
+from millpond.core.frame import (
+    FILLER,
+    HEADER_BYTES,
+    MORE,
+    VERSION,
+    FrameHeader,
+    aligned,
+    pack_header,
+    unpack_header,
+)
+from millpond.store.disk import Buffer, Disk, File
+
+FOLDER = "log"
+_PADDING = [bytes(count) for count in range(8)]
+
+
+def segment_name(base: int) -> str:
+    return f"{FOLDER}/{base:020d}.seg"
+
+
+class Segment:
+    """One file of the log: positions [base, base + length)."""
+
+    __slots__ = ("base", "file", "length")
+
+    def __init__(self, base: int, length: int, file: File) -> None:
+        self.base = base
+        self.length = length
+        self.file = file
+
+    @property
+    def end(self) -> int:
+        return self.base + self.length
+
+
+class Draft(NamedTuple):
+    """A frame before it has a position. `payload` bytes are written as they are."""
+
+    kind: int
+    queue_id: int
+    first_offset: int
+    rows: int
+    columns: int
+    codec: int
+    flags: int
+    sidecar: bytes
+    payload: Buffer | pa.Buffer
+    payload_crc: int
+    payload_size: int
+
+    @property
+    def length(self) -> int:
+        return aligned(HEADER_BYTES + len(self.sidecar) + len(self.payload))
+
+
+class Placed(NamedTuple):
+    """Where a group went: [position, end), and each frame's own position."""
+
+    position: int
+    end: int
+    positions: list[int]
+
+
+class Write(NamedTuple):
+    """Consecutive bytes of one segment, waiting to be written."""
+
+    segment: Segment
+    position: int
+    length: int
+    buffers: list[Buffer]
+
+
+class CommitLog:
+    """Segments in order of position, and the tail.
+
+    tail: where the next frame goes; written: all below it was handed to the kernel; flushed: all below it is on
+    the disk. confirmed: what readers may see; on a single replica it is `flushed`.
+    """
+
+    def __init__(self, disk: Disk, segment_bytes: int, seed: int) -> None:
+        self._disk = disk
+        self.segment_bytes = segment_bytes
+        self.seed = seed
+        self.segments: list[Segment] = []
+        self.tail = 0
+        self.written = 0
+        self.flushed = 0
+        self.confirmed = 0
+        self.epoch = 0
+        self._pending: list[Write] = []
+        self.pending_bytes = 0
+
+    # -- segments ------------------------------------------------------------------------------------------
+
+    @property
+    def first_position(self) -> int:
+        return self.segments[0].base if self.segments else 0
+
+    def open_segments(self) -> None:
+        """Open what is on the disk. Raises ValueError on a gap or a segment of the wrong size."""
+        for name in self._disk.names(FOLDER):
+            if not name.endswith(".seg"):
+                continue
+            base = int(name[:-4])
+            file = self._disk.open(f"{FOLDER}/{name}")
+            if file.size() != self.segment_bytes:
+                file.close()
+                if self.segments and base == self.segments[-1].end:
+                    self._disk.remove(f"{FOLDER}/{name}")  # cut off while it was being allocated: never used
+                    break
+                if not self.segments and base == 0:
+                    self._disk.remove(f"{FOLDER}/{name}")
+                    break
+                raise ValueError(f"{name}: {file_size_text(self.segment_bytes)} expected")
+            if self.segments and base != self.segments[-1].end:
+                file.close()
+                raise ValueError(f"segment missing between {self.segments[-1].end} and {base}")
+            self.segments.append(Segment(base, self.segment_bytes, file))
+
+    def allocate_segment(self) -> Segment:
+        """Make the next segment's file, zeroed. Blocks; may raise OSError (ENOSPC), leaving nothing behind."""
+        base = self.segments[-1].end if self.segments else 0
+        name = segment_name(base)
+        file = self._disk.open(name, create=True)
+        try:
+            file.allocate(self.segment_bytes)
+        except OSError:
+            file.close()
+            self._disk.remove(name)
+            raise
+        file.close()
+        self._disk.rename(name, name)  # the new name is durable before anything in it is promised
+        return Segment(base, self.segment_bytes, self._disk.open(name))
+
+    def recycle_segment(self, old: Segment) -> Segment:
+        """Turn `old`, already dropped from `segments`, into the next one. Its stale frames name other positions."""
+        base = self.segments[-1].end
+        self._disk.rename(segment_name(old.base), segment_name(base))
+        return Segment(base, self.segment_bytes, old.file)
+
+    def add_segment(self, segment: Segment) -> None:
+        assert not self.segments or segment.base == self.segments[-1].end
+        self.segments.append(segment)
+
+    def drop_first_segment(self) -> Segment:
+        """Forget the oldest segment; the caller recycles or removes its file."""
+        assert self.segments[0].end <= self.flushed, "only a flushed segment may go"
+        return self.segments.pop(0)
+
+    def remove_segment_file(self, old: Segment) -> None:
+        old.file.close()
+        self._disk.remove(segment_name(old.base))
+
+    def segment_of(self, position: int) -> Segment | None:
+        if not self.segments or not self.segments[0].base <= position < self.segments[-1].end:
+            return None
+        return self.segments[(position - self.segments[0].base) // self.segment_bytes]
+
+    @property
+    def spare_segments(self) -> int:
+        """Segments that are ready and still empty."""
+        return sum(1 for segment in self.segments if segment.base >= self.tail and segment.base > 0)
+
+    # -- append --------------------------------------------------------------------------------------------
+
+    def has_room(self, length: int, reserve: int = 0) -> bool:
+        """Whether a group of `length` bytes fits what is allocated, leaving `reserve` bytes beside it."""
+        if not self.segments:
+            return False
+        end = self.segments[-1].end
+        start = self.tail
+        left = self.segment_bytes - start % self.segment_bytes
+        if length > left:
+            start += left
+        return start + length + reserve <= end
+
+    def append(self, drafts: list[Draft], store_ts: int) -> Placed:
+        """Place `drafts` at the tail as one append group. The caller has asked `has_room`."""
+        length = sum(draft.length for draft in drafts)
+        assert length <= self.segment_bytes, "a group fits a segment"
+        left = self.segment_bytes - self.tail % self.segment_bytes
+        if length > left:
+            self._fill(left, store_ts)
+        start = self.tail
+        positions: list[int] = []
+        buffers: list[Buffer] = []
+        last = len(drafts) - 1
+        for number, draft in enumerate(drafts):
+            positions.append(self.tail)
+            flags = draft.flags | (MORE if number < last else 0)
+            header = self._header(draft, flags, store_ts)
+            buffers.append(pack_header(header, self.seed) + draft.sidecar)
+            body = draft.payload
+            if len(body):
+                buffers.append(memoryview(body))
+            padding = header.length - HEADER_BYTES - header.sidecar_length - header.payload_length
+            if padding:
+                buffers.append(_PADDING[padding])
+            self.tail += header.length
+        self._enqueue(start, buffers, length)
+        return Placed(start, self.tail, positions)
+
+    def close_segment_early(self, store_ts: int) -> None:
+        """Fill the rest of the segment, so that the next frame opens a new one; only when that one is ready."""
+        left = self.segment_bytes - self.tail % self.segment_bytes
+        if left < self.segment_bytes and self.segments[-1].base > self.tail:
+            self._fill(left, store_ts)
+
+    def _header(self, draft: Draft, flags: int, store_ts: int) -> FrameHeader:
+        return FrameHeader(
+            self.tail,
+            self.confirmed,
+            self.epoch,
+            draft.kind,
+            draft.codec,
+            flags,
+            VERSION,
+            len(draft.sidecar),
+            len(draft.payload),
+            google_crc32c.value(draft.sidecar) if draft.sidecar else 0,
+            draft.payload_crc,
+            draft.queue_id,
+            draft.first_offset,
+            draft.rows,
+            draft.columns,
+            store_ts,
+            draft.payload_size,
+        )
+
+    def _fill(self, left: int, store_ts: int) -> None:
+        """A filler over the rest of the segment. Less than a header of room is left as it is: a scan skips it."""
+        if left >= HEADER_BYTES:
+            draft = Draft(FILLER, 0, 0, 0, 0, 0, 0, b"", b"", 0, 0)
+            header = self._header(draft, 0, store_ts)._replace(payload_length=left - HEADER_BYTES)
+            self._enqueue(self.tail, [pack_header(header, self.seed)], HEADER_BYTES)
+        self.tail += left
+
+    def _enqueue(self, position: int, buffers: list[Buffer], length: int) -> None:
+        segment = self.segment_of(position)
+        assert segment is not None and position + length <= segment.end
+        last = self._pending[-1] if self._pending else None
+        if last is not None and last.segment is segment and last.position + last.length == position:
+            last.buffers.extend(buffers)
+            self._pending[-1] = last._replace(length=last.length + length)
+        else:
+            self._pending.append(Write(segment, position, length, buffers))
+        self.pending_bytes += length
+
+    def take_writes(self) -> tuple[list[Write], int]:
+        """What waits to be written, and the position written once it is. The writer calls this."""
+        writes, self._pending = self._pending, []
+        self.pending_bytes = 0
+        return writes, self.tail
+
+    # -- files (blocking) ----------------------------------------------------------------------------------
+
+    @staticmethod
+    def write(writes: list[Write]) -> None:
+        for write in writes:
+            write.segment.file.write(write.position - write.segment.base, write.buffers)
+
+    def segments_between(self, first: int, end: int) -> list[Segment]:
+        return [segment for segment in self.segments if segment.base < end and segment.end > first]
+
+    @staticmethod
+    def sync(segments: list[Segment]) -> None:
+        for segment in segments:
+            segment.file.sync()
+
+    def read_header(self, position: int) -> FrameHeader | None:
+        """The header at `position`, or None when there is none of this log (or it is not on this disk)."""
+        segment = self.segment_of(position)
+        if segment is None or segment.end - position < HEADER_BYTES:
+            return None
+        header = unpack_header(segment.file.read(position - segment.base, HEADER_BYTES), self.seed)
+        return header if header is not None and header.position == position else None
+
+    def close(self) -> None:
+        for segment in self.segments:
+            segment.file.close()
+        self.segments.clear()
+
+
+def file_size_text(length: int) -> str:
+    return f"a file of {length} bytes"

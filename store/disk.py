@@ -1,0 +1,222 @@
+"""The disk of a store, as an argument: every byte a store writes goes through a `Disk`.
+
+`SystemDisk` is the real one. Tests give a recording disk, which can replay any state that a power cut may
+leave: any subset of the writes since the last `sync`, cut at any page. So nothing in the store opens a file
+by itself. All calls block; the engine makes the long ones in its threads.
+
+An `OSError` is never swallowed here. ENOSPC comes out of `allocate` and `write_whole` only: segments are
+allocated before they are written.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from millpond.core.limits import MIB
+
+Buffer = bytes | bytearray | memoryview
+_VECTOR = 1024  # IOV_MAX of Linux
+_ZEROS = bytes(MIB)
+
+
+class File(Protocol):
+    """One open file. Positions and lengths are bytes."""
+
+    def read(self, position: int, length: int) -> bytes:
+        """Up to `length` bytes; fewer only at the end of the file."""
+        ...
+
+    def read_cached(self, position: int, length: int) -> bytes | None:
+        """The same when it is in memory already, else None: never waits for the disk."""
+        ...
+
+    def write(self, position: int, buffers: Sequence[Buffer]) -> None:
+        """All of the buffers, one after another."""
+        ...
+
+    def allocate(self, length: int) -> None:
+        """Make the file `length` zero bytes long, blocks taken and written, so that later writes and syncs neither
+        fail for want of room nor change the file's metadata (measured: fdatasync of 4 KiB 92 us, against 180-215 us
+        on blocks that are only reserved)."""
+        ...
+
+    def zero(self, position: int, length: int) -> None: ...
+
+    def sync(self) -> None:
+        """Everything written is on the disk once this returns. A failure is final: the kernel has dropped the pages."""
+        ...
+
+    def size(self) -> int: ...
+
+    def close(self) -> None: ...
+
+
+class Disk(Protocol):
+    """Files of one data directory, by name relative to it (`log/000.seg`)."""
+
+    def open(self, name: str, *, create: bool = False) -> File: ...
+
+    def names(self, folder: str) -> list[str]:
+        """Sorted names in a folder; none when there is no such folder."""
+        ...
+
+    def make_folder(self, folder: str) -> None: ...
+
+    def write_whole(self, name: str, data: Sequence[Buffer]) -> None:
+        """Replace the file by `data`, or leave the old one: temporary name, sync, rename, sync of the folder."""
+        ...
+
+    def read_whole(self, name: str) -> bytes: ...
+
+    def rename(self, name: str, to: str) -> None:
+        """Durable when it returns."""
+        ...
+
+    def remove(self, name: str) -> None:
+        """Durable when it returns; absent is fine."""
+        ...
+
+    def free_bytes(self) -> int: ...
+
+    def lock(self) -> None:
+        """Hold the directory against a second process until the process ends. Raises BlockingIOError."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class SystemFile:
+    def __init__(self, path: Path, create: bool) -> None:
+        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        self._fd = os.open(path, flags, 0o640)
+
+    def read(self, position: int, length: int) -> bytes:
+        data = os.pread(self._fd, length, position)
+        while 0 < len(data) < length:
+            more = os.pread(self._fd, length - len(data), position + len(data))
+            if not more:
+                break
+            data += more
+        return data
+
+    def read_cached(self, position: int, length: int) -> bytes | None:
+        data = bytearray(length)
+        try:
+            got = os.preadv(self._fd, [data], position, os.RWF_NOWAIT)
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.EOPNOTSUPP):
+                return None
+            raise
+        return bytes(data) if got == length else None
+
+    def write(self, position: int, buffers: Sequence[Buffer]) -> None:
+        for start in range(0, len(buffers), _VECTOR):
+            some = buffers[start : start + _VECTOR]
+            total = sum(len(buffer) for buffer in some)
+            done = os.pwritev(self._fd, some, position)
+            if done < total:
+                rest = memoryview(b"".join(some))
+                while done < total:
+                    done += os.pwrite(self._fd, rest[done:], position + done)
+            position += total
+
+    def allocate(self, length: int) -> None:
+        os.posix_fallocate(self._fd, 0, length)  # takes all blocks at once: ENOSPC comes here or not at all
+        os.ftruncate(self._fd, length)
+        self.zero(0, length)
+        os.fsync(self._fd)
+
+    def zero(self, position: int, length: int) -> None:
+        end = position + length
+        while position < end:
+            step = min(end - position, len(_ZEROS))
+            self.write(position, [memoryview(_ZEROS)[:step]])
+            position += step
+
+    def sync(self) -> None:
+        os.fdatasync(self._fd)
+
+    def size(self) -> int:
+        return os.fstat(self._fd).st_size
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class SystemDisk:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._lock_fd: int | None = None
+        root.mkdir(parents=True, exist_ok=True)
+
+    def open(self, name: str, *, create: bool = False) -> SystemFile:
+        return SystemFile(self.root / name, create)
+
+    def names(self, folder: str) -> list[str]:
+        try:
+            return sorted(entry.name for entry in (self.root / folder).iterdir())
+        except FileNotFoundError:
+            return []
+
+    def make_folder(self, folder: str) -> None:
+        path = self.root / folder
+        if not path.is_dir():
+            path.mkdir(parents=True, exist_ok=True)
+            _sync_folder(path.parent)
+
+    def write_whole(self, name: str, data: Sequence[Buffer]) -> None:
+        path = self.root / name
+        temporary = path.with_name(path.name + ".tmp")
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
+        try:
+            for piece in data:
+                rest = memoryview(piece).cast("B")
+                while rest:
+                    rest = rest[os.write(fd, rest) :]
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        temporary.rename(path)
+        _sync_folder(path.parent)
+
+    def read_whole(self, name: str) -> bytes:
+        return (self.root / name).read_bytes()
+
+    def rename(self, name: str, to: str) -> None:
+        (self.root / name).rename(self.root / to)
+        _sync_folder((self.root / to).parent)
+
+    def remove(self, name: str) -> None:
+        (self.root / name).unlink(missing_ok=True)
+        _sync_folder((self.root / name).parent)
+
+    def free_bytes(self) -> int:
+        stat = os.statvfs(self.root)
+        return stat.f_bavail * stat.f_frsize
+
+    def lock(self) -> None:
+        fd = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            raise
+        self._lock_fd = fd
+
+    def close(self) -> None:
+        if self._lock_fd is not None:
+            os.close(self._lock_fd)
+            self._lock_fd = None
+
+
+def _sync_folder(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,305 @@
+"""One store: its parts put together, brought up from the disk and taken down again.
+
+    disk -> identity -> checkpoint -> recovery -> epoch -> writer, delivery, sealer, housekeeping
+
+Owns every part and every background task of a store; a task that dies stops the store (`failed`), loudly:
+its state in memory can no longer be trusted to be what is on the disk. Serves nothing by itself: `store.local`
+is the interface over it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from msgspec.structs import asdict
+
+from millpond.core.clock import Clock, Random
+from millpond.core.config import StoreConfig, TierConfig
+from millpond.core.errors import MillpondError
+from millpond.core.frame import seed_of
+from millpond.core.limits import SEGMENT_BYTES_LEAST
+from millpond.core.tasks import Tasks
+from millpond.core.tier.objects import ObjectStore
+from millpond.metadata.client import MetadataClient
+from millpond.store.append import Appends
+from millpond.store.checkpoint import VERSION, Checkpoint, Checkpoints, Head
+from millpond.store.client import StoreStatus
+from millpond.store.commitlog import FOLDER as LOG_FOLDER
+from millpond.store.commitlog import CommitLog
+from millpond.store.delivery import Delivery
+from millpond.store.delivery_log import EngineLog
+from millpond.store.disk import Disk
+from millpond.store.fold.fold import Fold
+from millpond.store.housekeeping import Housekeeping
+from millpond.store.identity import DirectoryRefused, load_or_create
+from millpond.store.reader import FrameReader
+from millpond.store.reads import Reads
+from millpond.store.restore import Restored, restore
+from millpond.store.retention import Retention
+from millpond.store.seal_source import EngineSealSource
+from millpond.store.store_time import StoreTime
+from millpond.store.tail import Tail
+from millpond.store.tier.sealer import Sealer
+from millpond.store.writer import Writer
+
+_log = logging.getLogger("millpond.store")
+T = TypeVar("T")
+
+
+class Engine:
+    """A running store. `await Engine.open(...)`, then `close()`."""
+
+    def __init__(
+        self,
+        config: StoreConfig,
+        tier: TierConfig,
+        disk: Disk,
+        metadata: MetadataClient,
+        objects: ObjectStore,
+        clock: Clock,
+        random: Random,
+    ) -> None:
+        self.config = config
+        self._tier = tier
+        self._disk = disk
+        self._metadata = metadata
+        self._objects = objects
+        self._clock = clock
+        self._random = random
+        self.failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+        self._tasks = Tasks(self._on_death)
+        self._calls: set[asyncio.Task[Any]] = set()
+        self.quarantined: list[tuple[int, int]] = []
+        self.lost: list[tuple[int, int, int]] = []
+        self.ready = False
+        self.serving = False
+
+    # -- up ------------------------------------------------------------------------------------------------
+
+    @classmethod
+    async def open(
+        cls,
+        config: StoreConfig,
+        tier: TierConfig,
+        disk: Disk,
+        metadata: MetadataClient,
+        objects: ObjectStore,
+        clock: Clock,
+        random: Random,
+    ) -> Engine:
+        """Recover what is on the disk and start. Raises DirectoryRefused, Conflict(epoch_superseded), OSError."""
+        engine = cls(config, tier, disk, metadata, objects, clock, random)
+        try:
+            await engine._start()
+        except BaseException:
+            await engine._tasks.close()
+            disk.close()
+            raise
+        return engine
+
+    async def _start(self) -> None:
+        restored = await asyncio.get_running_loop().run_in_executor(None, self._restore)
+        info = await self._metadata.register_store(self.config.group, self._node, self.config.advertise)
+        if info.epoch <= restored.epoch:
+            raise DirectoryRefused(
+                f"metadata gives epoch {info.epoch}, but the log has seen {restored.epoch}: the metadata database is "
+                "older than this store; restore the newer database"
+            )
+        self._assemble(restored)
+        self.log.epoch = info.epoch
+        self._epochs = [*restored.epochs, (info.epoch, self.log.tail)]
+        self.tail.epoch_start()
+        self._spawn_loops()
+        await self.writer.flushed(self.log.tail)
+        await self._learn_tiered()
+        for spoilt in restored.complaints:
+            _log.error("recovery: %s", spoilt)
+        if restored.changed:
+            await self.housekeeping.checkpoint()
+        self.ready = self.serving = True
+
+    def _restore(self) -> Restored:
+        """Everything that reads the disk before the store may append. Blocks."""
+        try:
+            self._disk.lock()
+        except BlockingIOError:
+            raise DirectoryRefused("another process is using this data directory: stop it first") from None
+        if self.config.segment_bytes < SEGMENT_BYTES_LEAST:
+            raise DirectoryRefused(f"segment_bytes must be at least {SEGMENT_BYTES_LEAST}")
+        identity = load_or_create(self._disk, self.config.group, self.config.segment_bytes, self._random)
+        self._node = identity.node
+        self._disk.make_folder(LOG_FOLDER)
+        self.log = CommitLog(self._disk, identity.segment_bytes, seed_of(bytes.fromhex(identity.log_id)))
+        self.checkpoints = Checkpoints(self._disk)
+        return restore(self._disk, self.log, self.checkpoints)
+
+    def _assemble(self, restored: Restored) -> None:
+        config = self.config
+        self.fold: Fold = restored.fold
+        self.directory = restored.directory
+        self.quarantined = restored.quarantined
+        self.lost = restored.lost
+        self.time = StoreTime(self._clock, restored.last_ts)
+        self.tail = Tail(self.log, self.directory, self.fold, self.time, self._rolled)
+        self.writer = Writer(self.log, self._gather, self._confirmed, self.time.now_ms)
+        self.reader = FrameReader(self.log, self._quarantine)
+        self.reads = Reads(self.fold.queues, self.directory, self.reader)
+        self.delivery_log = EngineLog(self.tail, self.writer, self.directory, self.reader, self.reads)
+        self.delivery = Delivery(self.delivery_log, self.fold.cursors, self.time.now_ms)
+        self.seal_source = EngineSealSource(config.group, self.tail, self.reader, self._tier.seal_bytes)
+        self.sealer = Sealer(self.seal_source, self._objects, self._metadata, self._tier, self._clock, self._random)
+        self.retention = Retention(
+            self.tail,
+            self.writer,
+            self.reader,
+            self.reads,
+            self.checkpoints,
+            self._metadata,
+            self.sealer.seal_topic,
+            config.local_bytes,
+        )
+        self.housekeeping = Housekeeping(
+            self.tail,
+            self.writer,
+            self.checkpoints,
+            self._snapshot,
+            self.retention.recyclable,
+            (config.checkpoint_bytes, config.checkpoint_frames),
+        )
+        self.appends = Appends(self.tail, self.writer, self.housekeeping)
+
+    def _spawn_loops(self) -> None:
+        spawn = self._tasks.spawn
+        spawn(self.writer.write_loop(), "store writer")
+        spawn(self.writer.flush_loop(), "store flusher")
+        spawn(self.housekeeping.segment_loop(), "store segments")
+        spawn(self.housekeeping.index_loop(), "store indexes")
+        spawn(self.housekeeping.checkpoint_loop(), "store checkpoints")
+        spawn(self.retention.loop(self.housekeeping), "store retention")
+        spawn(self.sealer.run(), "store sealer")
+        self.writer.wake()
+        self.housekeeping.rolled()
+
+    async def _learn_tiered(self) -> None:
+        """What of each queue is in the tier and on this disk: worked out anew at every start."""
+        tiered = await self._metadata.tiered_to([queue.ref.queue_id for queue in self.fold.queues])
+        for queue in self.fold.queues:
+            queue_id = queue.ref.queue_id
+            queue.local_offset = self.directory.local_offset(queue_id, queue.next_offset)
+            queue.tiered_to = tiered.get(queue_id, 0)
+            queue.unsealed_bytes = self.directory.bytes_of(queue_id, queue.tiered_to)
+
+    # -- called by the parts -------------------------------------------------------------------------------
+
+    def _gather(self) -> bool:
+        """Put this turn's state changes at the tail, before a write. False: some wait for room."""
+        done = self.tail.gather_state()
+        if not done:
+            self.housekeeping.rolled()
+        self.housekeeping.appended()
+        return done
+
+    def _confirmed(self) -> None:
+        for queue in self.tail.publish():
+            self.reads.notify(queue.ref.queue_id)
+            self.delivery.on_confirmed(queue.ref.queue_id)
+
+    def _rolled(self) -> None:
+        self.housekeeping.rolled()
+
+    def _quarantine(self, position: int, end: int) -> None:
+        if (position, end) not in self.quarantined:
+            self.quarantined.append((position, end))
+            _log.error("log damaged: positions %d to %d are quarantined", position, end)
+
+    def _snapshot(self) -> Checkpoint:
+        self._gather()
+        head = Head(
+            VERSION,
+            self.log.tail,
+            self.log.confirmed,
+            self.log.epoch,
+            self.time.now_ms(),
+            self.directory.open.base,
+            self._epochs,
+            self.quarantined,
+            self.lost,
+        )
+        return Checkpoint(head, {**self.fold.snapshot(), **self.directory.open.snapshot()})
+
+    def _on_death(self, name: str, error: BaseException) -> None:
+        self.ready = self.serving = False
+        if not self.failed.done():
+            self.failed.set_result(error)
+        _log.critical("the store stops: %s died: %s", name, error)
+
+    def spawn_call(self, call: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Run an accepted call to its end, whoever still waits for it; `close` waits for it too."""
+        task = asyncio.get_running_loop().create_task(call)
+        self._calls.add(task)
+        task.add_done_callback(self._call_ended)
+        return task
+
+    def _call_ended(self, task: asyncio.Task[Any]) -> None:
+        self._calls.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, MillpondError):
+            _log.error("a call failed", exc_info=error)
+
+    # -- down ----------------------------------------------------------------------------------------------
+
+    def status(self) -> StoreStatus:
+        log = self.log
+        counters = {
+            "messages_appended_total": float(self.appends.messages),
+            "bytes_appended_total": float(self.appends.bytes),
+            "frames_appended_total": float(self.tail.frames),
+            "flushes_total": float(self.writer.flushes),
+            "flush_seconds_total": self.writer.flush_seconds,
+            "checkpoints_total": float(self.housekeeping.checkpoints_taken),
+            "segments_recycled_total": float(self.housekeeping.segments_recycled),
+            "segments": float(len(log.segments)),
+            "unflushed_bytes": float(log.tail - log.flushed),
+            **{f"seal_{name}_total": float(value) for name, value in asdict(self.sealer.counters).items() if name != "last_error"},
+        }
+        return StoreStatus(
+            self.config.group,
+            log.epoch,
+            log.tail,
+            log.confirmed,
+            log.first_position,
+            self.housekeeping.checkpoint_position,
+            len(self.fold.queues),
+            self.ready,
+            self.housekeeping.disk_full,
+            self.quarantined,
+            counters,
+        )
+
+    async def close(self) -> None:
+        """Drain, mark, checkpoint, stop. Idempotent; after a death only what is open is closed."""
+        self.serving = False
+        self.ready = False
+        self.delivery.close()
+        if not self.failed.done():
+            await self._say_goodbye()
+        await self._tasks.close()
+        self.sealer.close()
+        self.writer.stop()
+        self.housekeeping.stop()
+        self.reader.close()
+        self.log.close()
+        self._disk.close()
+
+    async def _say_goodbye(self) -> None:
+        try:
+            async with asyncio.timeout(10):
+                if self._calls:
+                    await asyncio.wait(self._calls)
+                await self.housekeeping.checkpoint()
+                self.writer.mark()
+                await self.writer.flushed(self.log.tail)
+        except (TimeoutError, OSError) as error:
+            _log.warning("closed without a last checkpoint: %s", error)

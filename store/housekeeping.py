@@ -1,0 +1,186 @@
+"""What a store does beside its traffic: the next segment is ready, full segments' indexes are written, checkpoints
+are taken, segments that are no longer needed are recycled.
+
+    segment loop      keeps one empty segment ahead of the tail: recycled when one may go, else allocated
+    index loop        writes the `.idx` of each full segment
+    checkpoint loop   a snapshot every CHECKPOINT_BYTES or CHECKPOINT_FRAMES, published once confirmed
+
+Each loop is one task of the engine, which notices its death. A full disk is not a death: `disk_full` is set, the
+loop tries again every second, and produces are refused meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from millpond.store.checkpoint import Checkpoint, Checkpoints, encode
+from millpond.store.commitlog import Segment
+from millpond.store.tail import Tail
+from millpond.store.writer import Writer
+
+_log = logging.getLogger("millpond.store")
+
+RETRY_SECONDS = 1.0
+CHECKPOINT_SHARE = 0.1  # of the time: under heavy load checkpoints come less often rather than slow it
+CHECKPOINT_SECONDS_LEAST = 1.0
+
+
+class Housekeeping:
+    """`recyclable()` names the oldest segment when it may go, else None; `snapshot()` makes a checkpoint."""
+
+    def __init__(
+        self,
+        tail: Tail,
+        writer: Writer,
+        checkpoints: Checkpoints,
+        snapshot: Callable[[], Checkpoint],
+        recyclable: Callable[[], Segment | None],
+        limits: tuple[int, int],
+    ) -> None:
+        self._tail = tail
+        self._writer = writer
+        self._checkpoints = checkpoints
+        self._snapshot = snapshot
+        self._recyclable = recyclable
+        self._checkpoint_bytes, self._checkpoint_frames = limits
+        self._threads = ThreadPoolExecutor(1, "millpond-housekeeping")
+        self._segment_wake = asyncio.Event()
+        self._index_wake = asyncio.Event()
+        self._checkpoint_wake = asyncio.Event()
+        self._ready = asyncio.Event()
+        self._segment_wake.set()
+        self.disk_full = False
+        self.checkpoint_position = checkpoints.positions[-1] if checkpoints.positions else 0
+        self._checkpoint_frame = tail.frames
+        self.checkpoints_taken = 0
+        self.segments_recycled = 0
+
+    # -- segments ------------------------------------------------------------------------------------------
+
+    async def segment_ready(self) -> None:
+        """Until another segment is ready; the caller looks again, and bounds the wait."""
+        self._ready.clear()
+        self._segment_wake.set()
+        await self._ready.wait()
+
+    def rolled(self) -> None:
+        """The tail has moved into a new segment, or waits for one."""
+        self._segment_wake.set()
+        self._index_wake.set()
+
+    async def segment_loop(self) -> None:
+        while True:
+            await self._segment_wake.wait()
+            self._segment_wake.clear()
+            while self._tail.log.spare_segments < 1:
+                if not await self._one_more_segment():
+                    await self._pause()
+            self.disk_full = False
+            self._ready.set()
+            self._writer.wake()  # state may wait for this room
+
+    async def _pause(self) -> None:
+        try:
+            async with asyncio.timeout(RETRY_SECONDS):
+                await self._segment_wake.wait()
+                self._segment_wake.clear()
+        except TimeoutError:
+            return
+
+    async def _one_more_segment(self) -> bool:
+        """Recycle or allocate a segment; False when the disk is full."""
+        loop = asyncio.get_running_loop()
+        log = self._tail.log
+        old = self._recyclable()
+        if old is not None:
+            assert log.drop_first_segment() is old
+            self._tail.directory.drop(old.base)
+            segment = await loop.run_in_executor(self._threads, log.recycle_segment, old)
+            self.segments_recycled += 1
+        else:
+            try:
+                segment = await loop.run_in_executor(self._threads, log.allocate_segment)
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                if not self.disk_full:
+                    _log.warning("the disk is full: messages are refused once the open segment is")
+                self.disk_full = True
+                return False
+        log.add_segment(segment)
+        return True
+
+    async def release(self, old: Segment) -> None:
+        """Give a segment's room back to the disk; it has left the log already."""
+        self._tail.directory.drop(old.base)
+        await asyncio.get_running_loop().run_in_executor(self._threads, self._tail.log.remove_segment_file, old)
+        self.segments_recycled += 1
+
+    # -- indexes -------------------------------------------------------------------------------------------
+
+    async def index_loop(self) -> None:
+        while True:
+            await self._index_wake.wait()
+            self._index_wake.clear()
+            await self.write_indexes()
+
+    async def write_indexes(self) -> None:
+        """Write the `.idx` of every full segment whose frames are all on the disk."""
+        loop = asyncio.get_running_loop()
+        directory = self._tail.directory
+        for index in directory.closing():
+            await self._writer.flushed(index.base + self._tail.log.segment_bytes)
+            try:
+                await loop.run_in_executor(self._threads, directory.write_closed, index)
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                self._index_wake.set()  # it still answers from memory; tried again with the next roll
+                await asyncio.sleep(RETRY_SECONDS)
+                return
+            directory.adopt_closed(index)
+
+    # -- checkpoints ---------------------------------------------------------------------------------------
+
+    def appended(self) -> None:
+        """Something was appended: is a checkpoint due?"""
+        if (
+            self._tail.log.tail - self.checkpoint_position >= self._checkpoint_bytes
+            or self._tail.frames - self._checkpoint_frame >= self._checkpoint_frames
+        ):
+            self._checkpoint_wake.set()
+
+    async def checkpoint_loop(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._checkpoint_wake.wait()
+            self._checkpoint_wake.clear()
+            started = loop.time()
+            await self.checkpoint()
+            took = loop.time() - started
+            await asyncio.sleep(max(CHECKPOINT_SECONDS_LEAST, took / CHECKPOINT_SHARE - took))
+
+    async def checkpoint(self) -> None:
+        """Take a checkpoint of what is folded now, and publish it once that is confirmed. A full disk only delays."""
+        checkpoint = self._snapshot()
+        loop = asyncio.get_running_loop()
+        data = await loop.run_in_executor(self._threads, encode, checkpoint)
+        self._writer.wake()
+        await self._writer.flushed(checkpoint.head.position)
+        try:
+            await loop.run_in_executor(self._threads, self._checkpoints.publish, checkpoint, data)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            return
+        self.checkpoint_position = checkpoint.head.position
+        self._checkpoint_frame = self._tail.frames
+        self.checkpoints_taken += 1
+        self._segment_wake.set()
+
+    def stop(self) -> None:
+        self._threads.shutdown(wait=True)

@@ -1,0 +1,363 @@
+"""The consume-queue index of one segment (rebuildable, from the sidecars of the segment's frames).
+
+A closed segment's index stands beside it, `log/<first position>.idx`:
+
+    offset size  field
+         0    4  magic "MPX1"
+         4    4  checksum of the head: bytes 8..64
+         8    8  segment's first position
+        16    4  entries            E
+        20    4  directory rows     D
+        24    4  times              T
+        28    4  checksum of the entries
+        32    4  checksum of directory and times
+        36    4  zero
+        40    8  first store timestamp, ms (-1: no messages)
+        48    8  last store timestamp, ms
+        56    8  zero
+        64  20E  entries, by (queue id, offset):  position u64, length u32, tag_hash u32, key_hash u32
+         .  40D  directory, by (queue id, first): queue id u64, first offset u64, start u32, count u32, bytes u64,
+                                                  flags u64 (1: the run holds keys)
+         .  16T  times, ascending:                store timestamp i64, position u64
+
+A run is consecutive offsets of one queue: its entries are `entries[start : start + count]`, so an offset is one
+bisect and one subtraction away. Ten thousand queues cost rows, not files, and the index dies with its segment.
+All of it is checksummed, though it could be rebuilt: a flipped bit in a tag hash would hide a message from a
+filter without a word. The open segment's index is `OpenIndex`, in memory, saved with each checkpoint.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_right
+from typing import Any, NamedTuple
+
+import google_crc32c
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from millpond.core.limits import KIB
+
+Array = npt.NDArray[Any]
+
+ENTRY = np.dtype([("position", "<u8"), ("length", "<u4"), ("tag_hash", "<u4"), ("key_hash", "<u4")])
+RUN = np.dtype(
+    [("queue", "<u8"), ("first", "<u8"), ("start", "<u4"), ("count", "<u4"), ("bytes", "<u8"), ("flags", "<u8")]
+)
+TIME = np.dtype([("ts", "<i8"), ("position", "<u8")])
+assert (ENTRY.itemsize, RUN.itemsize, TIME.itemsize) == (20, 40, 16)
+
+MAGIC = b"MPX1"
+HEAD_BYTES = 64
+HAS_KEYS = 1
+TIME_STEP_BYTES = 256 * KIB  # of log between two remembered times: at most so much is looked through for a millisecond
+_HEAD = struct.Struct("<QIIIII4xqq8x")
+
+
+class IndexHead(NamedTuple):
+    base: int
+    entries: int
+    runs: int
+    times: int
+    entries_crc: int
+    tables_crc: int
+    first_ts: int
+    last_ts: int
+
+
+class ClosedIndex(NamedTuple):
+    """A closed segment's index as loaded at start: everything but the entries."""
+
+    head: IndexHead
+    runs: npt.NDArray[np.void]
+    times: npt.NDArray[np.void]
+
+
+def index_name(base: int) -> str:
+    return f"log/{base:020d}.idx"
+
+
+def encode(
+    base: int,
+    entries: npt.NDArray[np.void],
+    runs: npt.NDArray[np.void],
+    times: npt.NDArray[np.void],
+    ts_range: tuple[int, int],
+) -> list[bytes]:
+    body, tables = entries.tobytes(), runs.tobytes() + times.tobytes()
+    head = _HEAD.pack(
+        base, len(entries), len(runs), len(times), google_crc32c.value(body), google_crc32c.value(tables), *ts_range
+    )
+    return [MAGIC + google_crc32c.value(head).to_bytes(4, "little") + head, body, tables]
+
+
+def decode_head(data: bytes) -> IndexHead:
+    """Raises ValueError when these are not the first 64 bytes of an index."""
+    if len(data) < HEAD_BYTES or data[:4] != MAGIC:
+        raise ValueError("not an index")
+    if google_crc32c.value(data[8:HEAD_BYTES]) != int.from_bytes(data[4:8], "little"):
+        raise ValueError("index head damaged")
+    base, entries, runs, times, entries_crc, tables_crc, first_ts, last_ts = _HEAD.unpack(data[8:HEAD_BYTES])
+    return IndexHead(base, entries, runs, times, entries_crc, tables_crc, first_ts, last_ts)
+
+
+def decode_tables(head: IndexHead, data: bytes) -> ClosedIndex:
+    """`data`: what follows the entries. Raises ValueError on damage."""
+    if len(data) != RUN.itemsize * head.runs + TIME.itemsize * head.times:
+        raise ValueError("index cut short")
+    if google_crc32c.value(data) != head.tables_crc:
+        raise ValueError("index directory damaged")
+    runs = np.frombuffer(data, RUN, head.runs)
+    times = np.frombuffer(data, TIME, head.times, RUN.itemsize * head.runs)
+    return ClosedIndex(head, runs, times)
+
+
+def entries_position(start: int) -> int:
+    return HEAD_BYTES + ENTRY.itemsize * start
+
+
+class _Column:
+    """A growable array of one type."""
+
+    __slots__ = ("_array", "size")
+
+    def __init__(self, dtype: npt.DTypeLike) -> None:
+        self._array: npt.NDArray[np.generic] = np.empty(1024, dtype)
+        self.size = 0
+
+    def extend(self, values: Array) -> None:
+        end = self.size + len(values)
+        self._reserve(end)
+        self._array[self.size : end] = values
+        self.size = end
+
+    def append(self, value: int) -> None:
+        self._reserve(self.size + 1)
+        self._array[self.size] = value
+        self.size += 1
+
+    def _reserve(self, size: int) -> None:
+        if size > len(self._array):
+            grown = np.empty(max(size, 2 * len(self._array)), self._array.dtype)
+            grown[: self.size] = self._array[: self.size]
+            self._array = grown
+
+    @property
+    def values(self) -> npt.NDArray[np.generic]:
+        return self._array[: self.size]
+
+
+_FRAME_COLUMNS = ("queue", "first", "count", "position", "length", "bytes", "row", "keyed")
+
+
+class OpenIndex:
+    """Index of the segment that is being written: one row for each frame, hashes for each message.
+
+    Frames of one queue come in order of offset, except `copied` ones, which may be older than all others.
+    """
+
+    def __init__(self, base: int) -> None:
+        self.base = base
+        self._frames = {name: _Column(np.int64) for name in _FRAME_COLUMNS}
+        self._tags = _Column(np.uint32)
+        self._keys = _Column(np.uint32)
+        self._times: list[tuple[int, int]] = []
+        self._by_queue: dict[int, tuple[list[int], list[int]]] = {}  # queue -> first offsets, frame numbers; sorted
+        self.first_ts = -1
+        self.last_ts = -1
+
+    def __len__(self) -> int:
+        return self._frames["queue"].size
+
+    def add(
+        self,
+        queue_id: int,
+        first: int,
+        count: int,
+        position: int,
+        length: int,
+        payload_size: int,
+        tags: npt.NDArray[np.uint32],
+        keys: npt.NDArray[np.uint32],
+    ) -> None:
+        frames = self._frames
+        number = frames["queue"].size
+        keyed = int(keys.any())
+        row = self._tags.size
+        for name, value in zip(
+            _FRAME_COLUMNS, (queue_id, first, count, position, length, payload_size, row, keyed), strict=True
+        ):
+            frames[name].append(value)
+        self._tags.extend(tags)
+        self._keys.extend(keys)
+        firsts, numbers = self._by_queue.setdefault(queue_id, ([], []))
+        if not firsts or first > firsts[-1]:
+            firsts.append(first)
+            numbers.append(number)
+        else:
+            at = bisect_right(firsts, first)
+            firsts.insert(at, first)
+            numbers.insert(at, number)
+
+    def note_time(self, ts: int, position: int) -> None:
+        """A frame (not a copied one) was stamped `ts` at `position`."""
+        if self.first_ts < 0:
+            self.first_ts = ts
+        self.last_ts = ts
+        if not self._times or position - self._times[-1][1] >= TIME_STEP_BYTES:
+            self._times.append((ts, position))
+
+    @property
+    def times(self) -> npt.NDArray[np.void]:
+        return np.array(self._times, TIME) if self._times else np.empty(0, TIME)
+
+    def entries(self, queue_id: int, offset: int, most: int) -> npt.NDArray[np.void]:
+        """Entries of consecutive offsets from `offset` on, at most `most`; none when it is not here."""
+        known = self._by_queue.get(queue_id)
+        if known is None:
+            return np.empty(0, ENTRY)
+        firsts, numbers = known
+        at = bisect_right(firsts, offset) - 1
+        pieces: list[npt.NDArray[np.void]] = []
+        got = 0
+        frames = self._frames
+        while 0 <= at < len(firsts) and got < most:
+            number = numbers[at]
+            skip = offset + got - firsts[at]
+            count = int(frames["count"].values[number])
+            if not 0 <= skip < count:
+                break
+            take = min(count - skip, most - got)
+            pieces.append(self._frame_entries(number, skip, take))
+            got += take
+            at += 1
+        if len(pieces) == 1:
+            return pieces[0]
+        return np.concatenate(pieces) if pieces else np.empty(0, ENTRY)
+
+    def _frame_entries(self, number: int, skip: int, take: int) -> npt.NDArray[np.void]:
+        frames = self._frames
+        row = int(frames["row"].values[number]) + skip
+        out = np.empty(take, ENTRY)
+        out["position"] = frames["position"].values[number]
+        out["length"] = frames["length"].values[number]
+        out["tag_hash"] = self._tags.values[row : row + take]
+        out["key_hash"] = self._keys.values[row : row + take]
+        return out
+
+    def runs_of(self, queue_id: int) -> list[tuple[int, int]]:
+        """[first, end) of every run of consecutive offsets of a queue."""
+        known = self._by_queue.get(queue_id)
+        runs: list[tuple[int, int]] = []
+        if known is not None:
+            counts = self._frames["count"].values
+            for first, number in zip(*known, strict=True):
+                end = first + int(counts[number])
+                if runs and runs[-1][1] == first:
+                    runs[-1] = (runs[-1][0], end)
+                else:
+                    runs.append((first, end))
+        return runs
+
+    def frames_of(self, queue_id: int) -> list[tuple[int, int, int]]:
+        """(first offset, messages, payload bytes) of every frame of a queue."""
+        known = self._by_queue.get(queue_id)
+        if known is None:
+            return []
+        counts, sizes = self._frames["count"].values, self._frames["bytes"].values
+        return [(first, int(counts[number]), int(sizes[number])) for first, number in zip(*known, strict=True)]
+
+    def key_positions(self, queue_ids: set[int], key_hash: int) -> list[tuple[int, int]]:
+        """(position, length) of frames of these queues with a row of this key hash, by position."""
+        rows = np.flatnonzero(self._keys.values == key_hash)
+        if not len(rows):
+            return []
+        frames = self._frames
+        numbers = np.unique(np.searchsorted(frames["row"].values, rows, "right") - 1)
+        return [
+            (int(frames["position"].values[number]), int(frames["length"].values[number]))
+            for number in numbers
+            if int(frames["queue"].values[number]) in queue_ids
+        ]
+
+    def close(self) -> list[bytes]:
+        """The `.idx` file of this segment. Does not read or change what readers use: may run in a thread."""
+        frames = {name: np.array(column.values) for name, column in self._frames.items()}
+        tags, keys = np.array(self._tags.values), np.array(self._keys.values)
+        order = np.lexsort((frames["position"], frames["first"], frames["queue"]))
+        order = _without_repeats(frames, order)
+        counts = frames["count"][order]
+        total = int(counts.sum())
+        rows = _spread(frames["row"][order], counts)
+        entries = np.empty(total, ENTRY)
+        entries["position"] = np.repeat(frames["position"][order], counts)
+        entries["length"] = np.repeat(frames["length"][order], counts)
+        entries["tag_hash"] = tags[rows]
+        entries["key_hash"] = keys[rows]
+        runs = _runs(frames, order, counts)
+        return encode(self.base, entries, runs, self.times, (self.first_ts, self.last_ts))
+
+    def snapshot(self) -> dict[str, pa.Table]:
+        """All columns, copied."""
+        frames = {name: pa.array(np.array(column.values)) for name, column in self._frames.items()}
+        times = self.times
+        return {
+            "index.frames": pa.table(frames),
+            "index.hashes": pa.table({"tag": np.array(self._tags.values), "key": np.array(self._keys.values)}),
+            "index.times": pa.table({"ts": times["ts"], "position": times["position"].astype(np.int64)}),
+        }
+
+    @staticmethod
+    def load(base: int, tables: dict[str, pa.Table]) -> OpenIndex:
+        index = OpenIndex(base)
+        frames = tables["index.frames"]
+        columns = {name: frames[name].to_numpy() for name in _FRAME_COLUMNS}
+        for name, values in columns.items():
+            index._frames[name].extend(values)
+        index._tags.extend(tables["index.hashes"]["tag"].to_numpy())
+        index._keys.extend(tables["index.hashes"]["key"].to_numpy())
+        times = tables["index.times"]
+        index._times = list(zip(times["ts"].to_pylist(), times["position"].to_pylist(), strict=True))
+        order = np.lexsort((columns["first"], columns["queue"]))
+        queues = columns["queue"][order]
+        bounds = np.flatnonzero(np.diff(queues, prepend=-1)) if len(queues) else np.empty(0, np.int64)
+        for start, end in zip(bounds, [*bounds[1:], len(queues)], strict=True):
+            numbers = order[start:end]
+            index._by_queue[int(queues[start])] = (columns["first"][numbers].tolist(), numbers.tolist())
+        if index._times:
+            index.first_ts = index._times[0][0]
+        return index
+
+
+def _without_repeats(frames: dict[str, Array], order: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Drop a frame whose first offset of the same queue stands there already (copied twice)."""
+    queue, first = frames["queue"][order], frames["first"][order]
+    keep = np.ones(len(order), bool)
+    keep[1:] = (queue[1:] != queue[:-1]) | (first[1:] != first[:-1])
+    return order[keep]
+
+
+def _spread(starts: Array, counts: Array) -> npt.NDArray[np.int64]:
+    """[s0, s0+1, .. s0+c0-1, s1, ..]: all rows of consecutive slices."""
+    total = int(counts.sum())
+    before = np.cumsum(counts) - counts
+    return np.repeat(starts - before, counts) + np.arange(total)
+
+
+def _runs(frames: dict[str, Array], order: npt.NDArray[np.int64], counts: Array) -> npt.NDArray[np.void]:
+    if not len(order):
+        return np.empty(0, RUN)
+    queue, first = frames["queue"][order], frames["first"][order]
+    start = np.cumsum(counts) - counts
+    opens = np.ones(len(order), bool)
+    opens[1:] = (queue[1:] != queue[:-1]) | (first[1:] != first[:-1] + counts[:-1])
+    heads = np.flatnonzero(opens)
+    runs = np.zeros(len(heads), RUN)
+    runs["queue"] = queue[heads]
+    runs["first"] = first[heads]
+    runs["start"] = start[heads]
+    runs["count"] = np.add.reduceat(counts, heads)
+    runs["bytes"] = np.add.reduceat(frames["bytes"][order], heads)
+    runs["flags"] = np.maximum.reduceat(frames["keyed"][order], heads) * HAS_KEYS
+    return runs

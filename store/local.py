@@ -1,0 +1,179 @@
+"""`LocalStore`: the `StoreClient` that calls a store in the same process.
+
+It behaves as HTTP would: an accepted call goes on when its caller leaves (except `receive` and a waiting `read`,
+which end with it), deadlines hold, errors are `MillpondError`s. Only the launcher imports this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+from millpond.core.clock import Clock, Random
+from millpond.core.config import StoreConfig, TierConfig
+from millpond.core.errors import DiskFull, Unavailable
+from millpond.core.limits import CALL_MS
+from millpond.core.tier.objects import ObjectStore
+from millpond.metadata.client import MetadataClient
+from millpond.store.client import (
+    AppendRequest,
+    AppendResult,
+    FindRequest,
+    Grant,
+    GroupRef,
+    LagRequest,
+    LagResult,
+    LeaseRequest,
+    ProducerState,
+    QueueEnds,
+    ReadRequest,
+    ReadResult,
+    ReceiveRequest,
+    ReceiveResult,
+    SeekRequest,
+    SeekResult,
+    SettleRequest,
+    SettleResult,
+    StoredFrame,
+    StoreStatus,
+    TimeRequest,
+    TimeResult,
+)
+from millpond.store.disk import SystemDisk
+from millpond.store.engine import Engine
+from millpond.store.fold import operations as ops
+
+T = TypeVar("T")
+
+
+class LocalStore:
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    @classmethod
+    async def open(
+        cls,
+        config: StoreConfig,
+        tier: TierConfig,
+        metadata: MetadataClient,
+        objects: ObjectStore,
+        clock: Clock,
+        random: Random,
+    ) -> LocalStore:
+        """Recover the data directory `config.data` and start. Raises DirectoryRefused, OSError."""
+        disk = await asyncio.get_running_loop().run_in_executor(None, SystemDisk, Path(config.data))
+        return cls(await Engine.open(config, tier, disk, metadata, objects, clock, random))
+
+    @property
+    def failed(self) -> asyncio.Future[BaseException]:
+        """Done when the store has died: its process must end and start again through recovery."""
+        return self.engine.failed
+
+    async def close(self) -> None:
+        await self.engine.close()
+
+    # -- StoreClient -----------------------------------------------------------------------------------------
+
+    async def append(self, request: AppendRequest) -> AppendResult:
+        return await self._accepted(self.engine.appends.append(request), request.deadline_ms)
+
+    async def read(self, request: ReadRequest) -> ReadResult:
+        return await self._bounded(self.engine.reads.read(request), request.wait_ms + CALL_MS)
+
+    async def queues(self, queue_ids: list[int]) -> list[QueueEnds]:
+        self._check()
+        return [self.engine.reads.ends(queue_id) for queue_id in queue_ids]
+
+    async def offsets_at(self, request: TimeRequest) -> TimeResult:
+        return await self._bounded(self.engine.reads.offsets_at(request), CALL_MS)
+
+    async def find(self, request: FindRequest) -> list[StoredFrame]:
+        return await self._bounded(self.engine.reads.find(request), CALL_MS)
+
+    async def receive(self, request: ReceiveRequest) -> ReceiveResult:
+        return await self._bounded(self.engine.delivery.receive(request), request.wait_ms + CALL_MS)
+
+    async def lease(self, request: LeaseRequest) -> Grant:
+        return await self._accepted(self.engine.delivery.lease(request), CALL_MS)
+
+    async def settle(self, request: SettleRequest) -> SettleResult:
+        return await self._accepted(self.engine.delivery.settle(request), request.deadline_ms)
+
+    async def seek(self, request: SeekRequest) -> SeekResult:
+        return await self._accepted(self.engine.delivery.seek(request), CALL_MS)
+
+    async def lag(self, request: LagRequest) -> LagResult:
+        return await self._bounded(self.engine.delivery.lag(request), CALL_MS)
+
+    async def producers(self, queue_ids: list[int], producer_id: str) -> list[ProducerState]:
+        self._check()
+        states = self.engine.fold.producers.states(queue_ids, producer_id)
+        if states:
+            await self._accepted(self.engine.writer.flushed(self.engine.log.tail), CALL_MS)
+        return states
+
+    async def close_producer(self, queue_ids: list[int], producer_id: str) -> None:
+        self._check()
+        known = [state.queue_id for state in self.engine.fold.producers.states(queue_ids, producer_id)]
+        await self._operations([ops.ProducerClose(queue_id, producer_id) for queue_id in known])
+
+    async def seal(self, topic_id: int, deadline_ms: int) -> dict[int, int]:
+        return await self._accepted(self.engine.sealer.seal_topic(topic_id), deadline_ms)
+
+    async def delete_topic(self, topic_id: int) -> None:
+        self._check()
+        members = self.engine.fold.queues.of_topic(topic_id)
+        await self._operations([ops.QueueDrop(queue.ref.queue_id) for queue in members])
+
+    async def delete_group(self, group: GroupRef) -> None:
+        await self._accepted(self.engine.delivery.delete_group(group), CALL_MS)
+
+    async def status(self) -> StoreStatus:
+        return self.engine.status()
+
+    # -- how calls are made ----------------------------------------------------------------------------------
+
+    async def _operations(self, operations: list[ops.Operation]) -> None:
+        tail = self.engine.tail
+        for operation in operations:
+            if not tail.has_room(len(ops.encode(operation))):
+                raise DiskFull("disk_full", "the store's disk is full")
+            tail.operation(operation)
+        self.engine.writer.wake()
+        await self._accepted(self.engine.writer.flushed(tail.log.tail), CALL_MS)
+
+    def _check(self) -> None:
+        if self.engine.failed.done():
+            raise Unavailable("store_unavailable", "the store has stopped; it restarts through recovery")
+        if not self.engine.serving:
+            raise Unavailable("shutting_down", "the store is shutting down")
+
+    async def _accepted(self, call: Coroutine[Any, Any, T], deadline_ms: int) -> T:
+        """Run a call that outlives its caller: when the deadline passes its outcome is unknown to the caller."""
+        try:
+            self._check()
+        except Unavailable:
+            call.close()
+            raise
+        task = self.engine.spawn_call(call)
+        done, _ = await asyncio.wait({task}, timeout=deadline_ms / 1000)
+        if not done:
+            if self.engine.housekeeping.disk_full:
+                raise DiskFull("disk_full", "the store's disk is full")
+            raise Unavailable("deadline_exceeded", "the store did not answer in time; the outcome is unknown")
+        return task.result()
+
+    async def _bounded(self, call: Coroutine[Any, Any, T], deadline_ms: int) -> T:
+        """Run a call that ends with its caller."""
+        try:
+            self._check()
+        except Unavailable:
+            call.close()
+            raise
+        try:
+            async with asyncio.timeout(deadline_ms / 1000):
+                return await call
+        except TimeoutError:
+            raise Unavailable("deadline_exceeded", "the store did not answer in time") from None

@@ -1,0 +1,159 @@
+"""Reads frames back from segments, and believes none that does not prove itself.
+
+Segments are read with pread into fresh buffers, never mapped: a recycled file would change under the sender.
+A frame must carry its own position, the log's seed and both checksums; otherwise its range is quarantined and
+the reader is told so, with the range: never zeros, never a silent skip.
+
+Small reads of pages that are in memory anyway run on the event loop (`read_cached`: no thread is woken, nothing
+can wait); everything else runs in a small pool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import google_crc32c
+import pyarrow as pa
+
+from millpond.core.errors import BelowLocal, Internal
+from millpond.core.frame import HEADER_BYTES, FrameHeader, unpack_header
+from millpond.core.limits import KIB, MIB
+from millpond.store.client import StoredFrame
+from millpond.store.commitlog import CommitLog, Segment
+from millpond.store.directory import FrameSpot
+
+INLINE_READ_BYTES = 256 * KIB  # copy and checksum of it take ~60 us
+GAP_BYTES = 16 * KIB  # frames of other queues up to here are read along rather than sought over
+EXTENT_BYTES = 8 * MIB
+
+
+class Extent(NamedTuple):
+    """Consecutive bytes of one segment that hold some wanted frames."""
+
+    segment: Segment
+    position: int
+    end: int
+    spots: list[FrameSpot]
+
+
+class DamagedFrame(Exception):
+    """The frame at [position, end) does not prove itself."""
+
+    def __init__(self, position: int, end: int) -> None:
+        super().__init__(f"log damaged at {position}..{end}")
+        self.position = position
+        self.end = end
+
+
+class FrameReader:
+    def __init__(self, log: CommitLog, quarantine: Callable[[int, int], None]) -> None:
+        """`quarantine(position, end)` is told of every damaged range."""
+        self._log = log
+        self._quarantine = quarantine
+        self._threads = ThreadPoolExecutor(2, "millpond-read")
+
+    async def frames(self, spots: list[FrameSpot]) -> list[StoredFrame]:
+        """The frames at `spots`, in their order. Raises Internal(corrupt_range) naming offsets and positions."""
+        extents = self._extents(spots)
+        try:
+            if sum(extent.end - extent.position for extent in extents) <= INLINE_READ_BYTES:
+                cached = self._cached(extents)
+                if cached is not None:
+                    return cached
+            return await asyncio.get_running_loop().run_in_executor(self._threads, self._load, extents)
+        except DamagedFrame as error:
+            if self._log.segment_of(error.position) is None:
+                raise BelowLocal(
+                    "below_local", "recycled while it was read", first_position=self._log.first_position
+                ) from error
+            self._quarantine(error.position, error.end)
+            raise Internal(
+                "corrupt_range",
+                f"{error}: neither this disk nor a replica holds these messages",
+                position=error.position,
+                end=error.end,
+            ) from error
+
+    async def timestamps(self, spots: list[FrameSpot]) -> list[int]:
+        """Store timestamps (ms) of the frames at `spots`, from their headers alone."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._timestamps, spots)
+
+    def _timestamps(self, spots: list[FrameSpot]) -> list[int]:
+        stamps: list[int] = []
+        for spot in spots:
+            header = self._log.read_header(spot.position)
+            if header is None:
+                raise Internal("corrupt_range", f"log damaged at {spot.position}", position=spot.position)
+            stamps.append(header.store_ts)
+        return stamps
+
+    def _extents(self, spots: list[FrameSpot]) -> list[Extent]:
+        extents: list[Extent] = []
+        for spot in spots:
+            last = extents[-1] if extents else None
+            end = spot.position + spot.length
+            if (
+                last is not None
+                and last.end <= spot.position <= last.end + GAP_BYTES
+                and end <= last.segment.end
+                and end - last.position <= EXTENT_BYTES
+            ):
+                last.spots.append(spot)
+                extents[-1] = last._replace(end=end)
+                continue
+            segment = self._log.segment_of(spot.position)
+            if segment is None:
+                raise DamagedFrame(spot.position, end)  # the index names what is gone: never a silent skip
+            extents.append(Extent(segment, spot.position, end, [spot]))
+        return extents
+
+    def _cached(self, extents: list[Extent]) -> list[StoredFrame] | None:
+        frames: list[StoredFrame] = []
+        for extent in extents:
+            data = extent.segment.file.read_cached(extent.position - extent.segment.base, extent.end - extent.position)
+            if data is None:
+                return None
+            self._parse(extent, data, frames)
+        return frames
+
+    def _load(self, extents: list[Extent]) -> list[StoredFrame]:
+        frames: list[StoredFrame] = []
+        for extent in extents:
+            data = extent.segment.file.read(extent.position - extent.segment.base, extent.end - extent.position)
+            self._parse(extent, data, frames)
+        return frames
+
+    def _parse(self, extent: Extent, data: bytes, frames: list[StoredFrame]) -> None:
+        buffer = pa.py_buffer(data)
+        for spot in extent.spots:
+            at = spot.position - extent.position
+            header = unpack_header(data[at : at + HEADER_BYTES], self._log.seed)
+            if header is None or header.position != spot.position or header.length != spot.length:
+                raise DamagedFrame(spot.position, spot.position + spot.length)
+            frames.append(stored_frame(header, buffer.slice(at, spot.length)))
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=True)
+
+
+def stored_frame(header: FrameHeader, data: pa.Buffer) -> StoredFrame:
+    """The frame in `data`, checksums compared. Raises DamagedFrame."""
+    sidecar = data.slice(HEADER_BYTES, header.sidecar_length)
+    payload = data.slice(HEADER_BYTES + header.sidecar_length, header.payload_length)
+    if google_crc32c.value(sidecar) != header.sidecar_crc or google_crc32c.value(payload) != header.payload_crc:
+        raise DamagedFrame(header.position, header.position + header.length)
+    return StoredFrame(
+        header.queue_id,
+        header.position,
+        header.first_offset,
+        header.rows,
+        header.columns,
+        header.codec,
+        header.store_ts,
+        header.payload_size,
+        sidecar,
+        payload,
+    )

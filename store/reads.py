@@ -1,0 +1,219 @@
+"""Direct reads: by offset, by time, by key hash; and waiting for what is not there yet."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pyarrow as pa
+
+from millpond.core.errors import BelowLocal, Internal, OffsetExpired, OffsetOutOfRange
+from millpond.core.frame import unpack_sidecar
+from millpond.core.limits import SCAN_ENTRIES
+from millpond.core.schema import BORN_TS, message_schema
+from millpond.store.client import (
+    FindRequest,
+    QueueEnds,
+    ReadRequest,
+    ReadResult,
+    StoredFrame,
+    TimeRequest,
+    TimeResult,
+)
+from millpond.store.directory import Directory, FrameSpot, spots_of
+from millpond.store.fold.queues import Queues, QueueState
+from millpond.store.reader import FrameReader
+
+_BORN_SCAN_BYTES = 4 * 1024 * 1024
+
+
+class Reads:
+    """The read side of a store. `notify` is called for every queue whose confirmed end moved."""
+
+    def __init__(self, queues: Queues, directory: Directory, reader: FrameReader) -> None:
+        self._queues = queues
+        self._directory = directory
+        self._reader = reader
+        self._waiting: dict[int, list[asyncio.Future[None]]] = {}
+
+    # -- ends ------------------------------------------------------------------------------------------------
+
+    def ends(self, queue_id: int) -> QueueEnds:
+        queue = self._queues.get(queue_id)
+        return queue.ends() if queue is not None else QueueEnds(queue_id, 0, 0, 0, 0)
+
+    def notify(self, queue_id: int) -> None:
+        for future in self._waiting.pop(queue_id, ()):
+            if not future.done():
+                future.set_result(None)
+
+    async def _wait_beyond(self, queue_id: int, offset: int, wait_ms: int) -> None:
+        """Until `offset` is confirmed, or the time is up."""
+        try:
+            async with asyncio.timeout(wait_ms / 1000):
+                while self.ends(queue_id).end_offset <= offset:
+                    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                    self._waiting.setdefault(queue_id, []).append(future)
+                    try:
+                        await future
+                    finally:
+                        if future.cancelled() and future in (waiting := self._waiting.get(queue_id, [])):
+                            waiting.remove(future)
+        except TimeoutError:
+            return
+
+    # -- by offset -------------------------------------------------------------------------------------------
+
+    async def read(self, request: ReadRequest) -> ReadResult:
+        ends = self.ends(request.queue_id)
+        if request.offset < ends.start_offset:
+            raise OffsetExpired(
+                "offset_expired",
+                f"offset {request.offset} has expired: the first there is is {ends.start_offset}",
+                start_offset=ends.start_offset,
+                end_offset=ends.end_offset,
+            )
+        if request.offset > ends.end_offset:
+            raise OffsetOutOfRange(
+                "offset_out_of_range",
+                f"offset {request.offset} is beyond the end {ends.end_offset}",
+                start_offset=ends.start_offset,
+                end_offset=ends.end_offset,
+            )
+        if request.offset == ends.end_offset and request.wait_ms:
+            await self._wait_beyond(request.queue_id, request.offset, request.wait_ms)
+            ends = self.ends(request.queue_id)
+        if request.offset >= ends.end_offset:
+            return ReadResult([], request.offset, ends)
+        spots, next_offset = self._choose(request, ends)
+        frames = await self._reader.frames(spots)
+        return ReadResult(frames, next_offset, self.ends(request.queue_id))
+
+    def _choose(self, request: ReadRequest, ends: QueueEnds) -> tuple[list[FrameSpot], int]:
+        """The frames this read gives, and the offset where the next one goes on."""
+        most = min(ends.end_offset - request.offset, SCAN_ENTRIES if request.tag_hashes else request.max_messages)
+        entries = self._directory.entries(request.queue_id, request.offset, most)
+        if not len(entries):
+            raise self.missing(request.queue_id, request.offset)
+        spots = spots_of(entries, request.offset)
+        if request.tag_hashes:
+            wanted = np.isin(entries["tag_hash"], np.array(request.tag_hashes, np.uint32))
+            kept = [spot for spot in spots if wanted[spot.first - request.offset : spot.end - request.offset].any()]
+        else:
+            kept = spots
+        chosen: list[FrameSpot] = []
+        total_bytes = total = 0
+        for spot in kept:
+            if chosen and (total_bytes + spot.length > request.max_bytes or total >= request.max_messages):
+                return chosen, spot.first
+            chosen.append(spot)
+            total_bytes += spot.length
+            total += spot.end - spot.first
+        return chosen, request.offset + len(entries)
+
+    def missing(self, queue_id: int, offset: int) -> BelowLocal | Internal:
+        """Why an offset between start and end has no entry: it is in the tier, or it is lost."""
+        queue = self._queues.get(queue_id)
+        assert queue is not None
+        if offset < queue.tiered_to or offset < queue.local_offset:
+            return BelowLocal(
+                "below_local",
+                f"offset {offset} is no longer on the store's disk",
+                first_local_offset=queue.local_offset,
+                end_offset=queue.confirmed_end,
+            )
+        return Internal(
+            "corrupt_range",
+            f"messages from offset {offset} on stood in a damaged part of the log; read or seek past them",
+            offset=offset,
+        )
+
+    # -- by time ---------------------------------------------------------------------------------------------
+
+    async def offsets_at(self, request: TimeRequest) -> TimeResult:
+        offsets: list[int] = []
+        local: list[bool] = []
+        for queue_id in request.queue_ids:
+            queue = self._queues.get(queue_id)
+            if queue is None:
+                offsets.append(0)
+                local.append(True)
+                continue
+            first = max(queue.local_offset, queue.start_offset)
+            if request.clock == "store":
+                found = await self._at_store_time(queue, request.ts)
+                local.append(found > first or first <= queue.start_offset)
+            else:
+                found = await self._at_born_time(queue, request.ts)
+                local.append(first <= queue.start_offset)
+            offsets.append(found)
+        return TimeResult(offsets, local)
+
+    async def _at_store_time(self, queue: QueueState, ts: int) -> int:
+        """The first confirmed local offset stamped `ts` or later; store timestamps never decrease in a queue."""
+        end = queue.confirmed_end
+        if queue.last_ts < ts:
+            return end
+        floor = self._directory.time_floor(ts)
+        offset = self._directory.entries_from_position(queue.ref.queue_id, floor)
+        offset = max(queue.local_offset, queue.start_offset) if offset is None else max(offset, queue.start_offset)
+        while offset < end:
+            entries = self._directory.entries(queue.ref.queue_id, offset, min(end - offset, 4096))
+            if not len(entries):
+                raise self.missing(queue.ref.queue_id, offset)
+            spots = spots_of(entries, offset)
+            stamps = await self._reader.timestamps(spots)
+            for spot, stamp in zip(spots, stamps, strict=True):
+                if stamp >= ts:
+                    return spot.first
+            offset += len(entries)
+        return end
+
+    async def _at_born_time(self, queue: QueueState, ts: int) -> int:
+        """The first local offset born at `ts` or later. Producers' clocks come in any order, so this looks at all."""
+        offset, end = max(queue.local_offset, queue.start_offset), queue.confirmed_end
+        while offset < end:
+            request = ReadRequest(queue.ref.queue_id, offset, end - offset, _BORN_SCAN_BYTES)
+            spots, next_offset = self._choose(request, queue.ends())
+            frames = await self._reader.frames(spots)
+            found = await asyncio.get_running_loop().run_in_executor(None, _first_born, frames, offset, ts)
+            if found is not None:
+                return min(found, end)
+            offset = next_offset
+        return end
+
+    # -- by key ----------------------------------------------------------------------------------------------
+
+    async def find(self, request: FindRequest) -> list[StoredFrame]:
+        """Confirmed frames that hold a row of this key hash, newest first, within the times given."""
+        spots = self._directory.key_spots(request.queue_ids, request.key_hash)
+        found: list[StoredFrame] = []
+        for start in range(len(spots), 0, -64):
+            some = [FrameSpot(position, length, 0, 0) for position, length in spots[max(0, start - 64) : start]]
+            frames = await self._reader.frames(some)
+            found += [frame for frame in reversed(frames) if self._shown(frame, request)]
+            if len(found) >= request.max_frames:
+                break
+        return found[: request.max_frames]
+
+    def _shown(self, frame: StoredFrame, request: FindRequest) -> bool:
+        queue = self._queues.get(frame.queue_id)
+        if queue is None or frame.first_offset >= queue.confirmed_end:
+            return False
+        if not request.from_ts <= frame.store_ts < request.to_ts:
+            return False
+        keys = unpack_sidecar(frame.sidecar, frame.count, frame.columns).key_hash
+        return bool((keys == request.key_hash).any()) and frame.first_offset + frame.count > queue.start_offset
+
+
+def _first_born(frames: list[StoredFrame], offset: int, ts: int) -> int | None:
+    for frame in frames:
+        if frame.columns & BORN_TS == 0:
+            continue
+        batch = pa.ipc.read_record_batch(frame.payload, message_schema(frame.columns))
+        born = batch["born_ts"].cast(pa.int64()).fill_null(-1).to_numpy()
+        rows = np.flatnonzero(born >= ts)
+        rows = rows[rows >= offset - frame.first_offset]
+        if len(rows):
+            return frame.first_offset + int(rows[0])
+    return None

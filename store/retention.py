@@ -1,0 +1,183 @@
+"""The local disk is a cache of the log: which segments may go, and what must happen first.
+
+A segment may be recycled once every message in it is tiered or expired, two checkpoints cover its state, and the
+disk holds more than `local_bytes`. When such a segment still holds messages that are not sealed, they are
+appended again unchanged (`copied`) if they are at most half of it, else their topics are sealed now.
+
+Retention of a topic is logical: time and size advance `start_offset`, durably, and say nothing about disks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from millpond.core.errors import MillpondError
+from millpond.core.frame import unpack_sidecar
+from millpond.metadata.client import MetadataClient, TopicInfo
+from millpond.store.checkpoint import Checkpoints
+from millpond.store.client import TimeRequest
+from millpond.store.commitlog import Segment
+from millpond.store.directory import FrameSpot
+from millpond.store.fold.queues import QueueState
+from millpond.store.housekeeping import Housekeeping
+from millpond.store.reader import FrameReader
+from millpond.store.reads import Reads
+from millpond.store.tail import Tail
+from millpond.store.writer import Writer
+
+_log = logging.getLogger("millpond.store")
+
+ROUND_SECONDS = 5.0
+TRIM_ROUNDS = 12  # topics' retention is looked at once a minute
+_COPY_FRAMES = 256
+
+
+class Retention:
+    """`seal(topic_id)` seals a topic's confirmed messages now."""
+
+    def __init__(
+        self,
+        tail: Tail,
+        writer: Writer,
+        reader: FrameReader,
+        reads: Reads,
+        checkpoints: Checkpoints,
+        metadata: MetadataClient,
+        seal: Callable[[int], Awaitable[object]],
+        local_bytes: int,
+    ) -> None:
+        self._tail = tail
+        self._writer = writer
+        self._reader = reader
+        self._reads = reads
+        self._checkpoints = checkpoints
+        self._metadata = metadata
+        self._seal = seal
+        self._local_bytes = local_bytes
+        self._moved: set[int] = set()  # bases of segments whose unsealed frames stand again at the tail, flushed
+
+    # -- segments ------------------------------------------------------------------------------------------
+
+    def wanted(self) -> Segment | None:
+        """The oldest segment when the disk holds more than it should and its state is covered, else None."""
+        log = self._tail.log
+        if len(log.segments) < 3 or len(log.segments) * log.segment_bytes <= self._local_bytes:
+            return None
+        oldest = log.segments[0]
+        covered = oldest.end <= min(self._checkpoints.recyclable_below, log.confirmed)
+        return oldest if covered and self._tail.directory.is_closed(oldest.base) else None
+
+    def recyclable(self) -> Segment | None:
+        """The oldest segment when it may go now; the caller takes it out of the log at once."""
+        oldest = self.wanted()
+        if oldest is None:
+            return None
+        runs = self._tail.directory.runs_in(oldest.base)
+        if oldest.base not in self._moved and len(self._unsealed(runs)):
+            return None
+        if oldest.base not in self._moved:
+            self._raise_local_offsets(runs)
+        self._moved.discard(oldest.base)
+        return oldest
+
+    def _unsealed(self, runs: npt.NDArray[np.void]) -> npt.NDArray[np.intp]:
+        """Numbers of the runs that hold a message neither tiered nor expired."""
+        queues = self._tail.fold.queues
+        kept = [
+            max(queue.tiered_to, queue.start_offset) if (queue := queues.get(int(queue_id))) is not None else -1
+            for queue_id in runs["queue"]
+        ]
+        needed = np.array(kept, np.int64)
+        ends = runs["first"].astype(np.int64) + runs["count"].astype(np.int64)
+        return np.flatnonzero((needed >= 0) & (ends > needed))
+
+    def _raise_local_offsets(self, runs: npt.NDArray[np.void]) -> None:
+        queues = self._tail.fold.queues
+        for run in runs:
+            queue = queues.get(int(run["queue"]))
+            if queue is not None:
+                queue.local_offset = max(queue.local_offset, int(run["first"]) + int(run["count"]))
+
+    async def loop(self, housekeeping: Housekeeping) -> None:
+        """Every few seconds: free what is above `local_bytes`, and advance `start_offset`s."""
+        rounds = 0
+        while True:
+            await asyncio.sleep(ROUND_SECONDS)
+            rounds += 1
+            try:
+                await self.free(housekeeping)
+                if rounds % TRIM_ROUNDS == 0:
+                    await self.trim()
+            except MillpondError as error:
+                _log.warning("retention waits: %s", error)
+
+    async def free(self, housekeeping: Housekeeping) -> None:
+        """Give back segments until the disk holds `local_bytes`, or until one must wait."""
+        while (oldest := self.wanted()) is not None:
+            if self.recyclable() is oldest:
+                assert self._tail.log.drop_first_segment() is oldest
+                await housekeeping.release(oldest)
+                continue
+            if not await self._clear(oldest):
+                return
+
+    async def _clear(self, oldest: Segment) -> bool:
+        """Make the oldest segment recyclable: copy its few unsealed messages, or seal their topics."""
+        runs = self._tail.directory.runs_in(oldest.base)
+        unsealed = runs[self._unsealed(runs)]
+        if 2 * int(unsealed["bytes"].sum()) <= oldest.length:
+            await self._copy(oldest, unsealed)
+            return True
+        queues = self._tail.fold.queues
+        known = [queue for queue_id in unsealed["queue"] if (queue := queues.get(int(queue_id))) is not None]
+        for topic_id in {queue.ref.topic_id for queue in known}:
+            await self._seal(topic_id)
+        return not len(self._unsealed(runs))
+
+    async def _copy(self, oldest: Segment, runs: npt.NDArray[np.void]) -> None:
+        spots: list[FrameSpot] = []
+        for run in runs:
+            queue = self._tail.fold.queues.get(int(run["queue"]))
+            if queue is None:
+                continue
+            first, end = int(run["first"]), int(run["first"]) + int(run["count"])
+            first = max(first, min(queue.tiered_to, end))
+            spots += self._tail.directory.spots(int(run["queue"]), first, end - first)
+        for start in range(0, len(spots), _COPY_FRAMES):
+            for frame in await self._reader.frames(spots[start : start + _COPY_FRAMES]):
+                if oldest.base <= frame.position < oldest.end:
+                    if not self._tail.has_room(len(frame.sidecar) + len(frame.payload)):
+                        return
+                    self._tail.copied(frame, unpack_sidecar(frame.sidecar, frame.count, frame.columns))
+            self._writer.wake()
+            await self._writer.flushed(self._tail.log.tail)
+        self._moved.add(oldest.base)
+
+    # -- topics --------------------------------------------------------------------------------------------
+
+    async def trim(self) -> None:
+        """Advance the `start_offset` of every queue whose topic keeps messages for a time or a size."""
+        for topic_id in self._tail.fold.queues.topic_ids():
+            topic = await self._metadata.topic_by_id(topic_id)
+            if topic.settings.retention_ms is None and topic.settings.retention_bytes is None:
+                continue
+            for queue in self._tail.fold.queues.of_topic(topic_id):
+                start = await self._start(queue, topic)
+                if start > queue.start_offset:
+                    self._tail.trim_queue(queue.ref.queue_id, start)
+        self._writer.wake()
+
+    async def _start(self, queue: QueueState, topic: TopicInfo) -> int:
+        start = queue.start_offset
+        if topic.settings.retention_ms is not None:
+            ts = self._tail.time.now_ms() - topic.settings.retention_ms
+            start = max(start, (await self._reads.offsets_at(TimeRequest([queue.ref.queue_id], ts))).offsets[0])
+        if topic.settings.retention_bytes is not None:
+            share = topic.settings.retention_bytes // max(1, topic.settings.queues)
+            start = max(start, self._tail.directory.offset_of_bytes(queue.ref.queue_id, share))
+        return min(start, queue.confirmed_end)

@@ -1,0 +1,104 @@
+"""What the sealer sees of a store: confirmed frames, and how much of each topic is not in the tier yet."""
+
+from __future__ import annotations
+
+import asyncio
+
+from millpond.store.client import QueueRef, StoredFrame
+from millpond.store.directory import FrameSpot
+from millpond.store.fold.queues import QueueState
+from millpond.store.reader import FrameReader
+from millpond.store.tail import Tail
+
+_SPOTS = 4096
+
+
+class EngineSealSource:
+    """`SealSource` over a store's tail and reader."""
+
+    def __init__(self, store_group: str, tail: Tail, reader: FrameReader, wake_bytes: int) -> None:
+        """`wake_bytes`: what a topic gathers before the sealer is woken at once."""
+        self._store_group = store_group
+        self._tail = tail
+        self._reader = reader
+        self._wake = asyncio.Event()
+        self._wake_bytes = wake_bytes
+        self._gathered: dict[int, int] = {}  # topic id -> bytes confirmed since the sealer was last woken for it
+
+    @property
+    def store_group(self) -> str:
+        return self._store_group
+
+    @property
+    def epoch(self) -> int:
+        return self._tail.log.epoch
+
+    @property
+    def wake(self) -> asyncio.Event:
+        return self._wake
+
+    def note(self, topic_id: int, size: int) -> None:
+        """`size` more bytes of a topic were appended."""
+        gathered = self._gathered.get(topic_id, 0) + size
+        if gathered >= self._wake_bytes:
+            gathered = 0
+            self._wake.set()
+        self._gathered[topic_id] = gathered
+
+    def topics(self) -> list[tuple[int, int]]:
+        queues = self._tail.fold.queues
+        return [
+            (members[0].ref.tenant_id, topic_id)
+            for topic_id in queues.topic_ids()
+            if (members := queues.of_topic(topic_id))
+        ]
+
+    def queue_refs(self, topic_id: int) -> list[QueueRef]:
+        return [queue.ref for queue in self._tail.fold.queues.of_topic(topic_id)]
+
+    def confirmed_end(self, queue_id: int) -> int:
+        queue = self._tail.fold.queues.get(queue_id)
+        return queue.confirmed_end if queue is not None else 0
+
+    def unsealed(self, topic_id: int) -> tuple[int, int]:
+        size, oldest = 0, 0
+        for queue in self._tail.fold.queues.of_topic(topic_id):
+            if self._first_unsealed(queue) >= queue.confirmed_end:
+                continue
+            size += max(1, queue.unsealed_bytes)
+            stamp = self._stamp(queue)
+            oldest = stamp if oldest == 0 else min(oldest, stamp)
+        return size, oldest
+
+    @staticmethod
+    def _first_unsealed(queue: QueueState) -> int:
+        return max(queue.tiered_to, queue.start_offset)
+
+    def _stamp(self, queue: QueueState) -> int:
+        """Store timestamp of the first message not in the tier; remembered until it is sealed."""
+        if queue.unsealed_ts < 0:
+            spots = self._tail.directory.spots(queue.ref.queue_id, self._first_unsealed(queue), 1)
+            header = self._tail.log.read_header(spots[0].position) if spots else None
+            queue.unsealed_ts = header.store_ts if header is not None else queue.last_ts
+        return queue.unsealed_ts
+
+    async def frames(self, queue_id: int, offset: int, max_bytes: int) -> list[StoredFrame]:
+        queue = self._tail.fold.queues.get(queue_id)
+        if queue is None or offset >= queue.confirmed_end:
+            return []
+        spots = self._tail.directory.spots(queue_id, offset, min(_SPOTS, queue.confirmed_end - offset))
+        chosen: list[FrameSpot] = []
+        size = 0
+        for spot in spots:
+            if chosen and size + spot.length > max_bytes:
+                break
+            chosen.append(spot)
+            size += spot.length
+        return await self._reader.frames(chosen)
+
+    def tiered(self, queue_id: int, end: int) -> None:
+        queue = self._tail.fold.queues.get(queue_id)
+        if queue is not None and end > queue.tiered_to:
+            queue.tiered_to = end
+            queue.unsealed_ts = -1
+            queue.unsealed_bytes = self._tail.directory.bytes_of(queue_id, end)

@@ -1,0 +1,226 @@
+"""The one task that owns the tail: it writes what has gathered, then flushes once for all of it.
+
+    gather (this turn's state changes) -> write (pwritev) -> flush (fdatasync, off the loop) -> confirmed
+
+Writing and flushing are two loops: while a flush is in flight, the next writes go on, and whatever was written
+when it returns shares the next one (group commit without a timer). While bytes are unflushed a flush is in
+flight, whatever durability a topic has: durability only decides for which of the two a producer waits.
+
+A failed write or flush is final. The kernel has dropped the dirty pages, so a retry would lie: the writer dies,
+everything that waits on it fails, and its owner restarts the store through recovery.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import insort
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from millpond.core.errors import Unavailable
+from millpond.core.frame import MARK
+from millpond.core.limits import KIB, MARK_IDLE_MS, UNFLUSHED_BYTES
+from millpond.store.commitlog import CommitLog, Draft
+
+INLINE_WRITE_BYTES = 128 * KIB  # a copy into the page cache of ~20 us: cheaper than waking a thread
+
+_MARK = Draft(MARK, 0, 0, 0, 0, 0, 0, b"", b"", 0, 0)
+
+
+class Waiters:
+    """Futures that wait for a position; `reach` resolves all at or below it."""
+
+    def __init__(self) -> None:
+        self._positions: list[int] = []
+        self._futures: dict[int, asyncio.Future[None]] = {}
+
+    def wait(self, position: int) -> asyncio.Future[None]:
+        future = self._futures.get(position)
+        if future is None:
+            future = asyncio.get_running_loop().create_future()
+            self._futures[position] = future
+            insort(self._positions, position)
+        return future
+
+    def reach(self, position: int) -> None:
+        count = 0
+        for waited in self._positions:
+            if waited > position:
+                break
+            count += 1
+            future = self._futures.pop(waited)
+            if not future.done():
+                future.set_result(None)
+        if count:
+            del self._positions[:count]
+
+    def fail(self, error: Exception) -> None:
+        for future in self._futures.values():
+            if not future.done():
+                future.set_exception(error)
+                future.exception()  # a future that nobody awaits any more must not complain
+        self._futures.clear()
+        self._positions.clear()
+
+
+class Writer:
+    """Writes and flushes the tail of `log`.
+
+    `gather` appends what is pending in memory (state changes) before each write, True when all of it had room; `confirmed` is called when the
+    confirmed position has moved; `now_ms` stamps marks.
+    """
+
+    def __init__(
+        self, log: CommitLog, gather: Callable[[], bool], confirmed: Callable[[], None], now_ms: Callable[[], int]
+    ) -> None:
+        self._log = log
+        self._gather = gather
+        self._confirmed = confirmed
+        self._now_ms = now_ms
+        self._wake = asyncio.Event()
+        self._flush_wake = asyncio.Event()
+        self._flushed_some = asyncio.Event()
+        self._gathered: asyncio.Future[int] | None = None
+        self._written = Waiters()
+        self._flushed = Waiters()
+        self._threads = ThreadPoolExecutor(2, "millpond-log")
+        self._mark_timer: asyncio.TimerHandle | None = None
+        self._marked = log.tail
+        self._failed: Exception | None = None
+        self.flushes = 0
+        self.flush_seconds = 0.0
+
+    # -- what others wait for ------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        self._wake.set()
+
+    async def gathered(self) -> int:
+        """Until the state that waits now is at the tail; the position below which it stands."""
+        self._check()
+        if self._gathered is None:
+            self._gathered = asyncio.get_running_loop().create_future()
+            self._wake.set()
+        return await asyncio.shield(self._gathered)
+
+    async def written(self, position: int) -> None:
+        """Until everything below `position` was handed to the kernel."""
+        self._check()
+        if self._log.written < position:
+            await asyncio.shield(self._written.wait(position))
+
+    async def flushed(self, position: int) -> None:
+        """Until everything below `position` is on the disk."""
+        self._check()
+        if self._log.flushed < position:
+            await asyncio.shield(self._flushed.wait(position))
+
+    async def room(self, seconds: float) -> None:
+        """Until less than UNFLUSHED_BYTES wait to be flushed. Raises Unavailable(flush_behind)."""
+        self._check()
+        if self._log.tail - self._log.flushed < UNFLUSHED_BYTES:
+            return
+        try:
+            async with asyncio.timeout(seconds):
+                while self._log.tail - self._log.flushed >= UNFLUSHED_BYTES:
+                    self._flushed_some.clear()
+                    await self._flushed_some.wait()
+                    self._check()
+        except TimeoutError:
+            raise Unavailable("flush_behind", "the disk is behind: too many bytes wait to be flushed") from None
+
+    def _check(self) -> None:
+        if self._failed is not None:
+            raise Unavailable("store_unavailable", f"the store has stopped: {self._failed}")
+
+    # -- the two loops -------------------------------------------------------------------------------------
+
+    async def write_loop(self) -> None:
+        log = self._log
+        try:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                self._gather_now()
+                writes, end = log.take_writes()
+                if not writes:
+                    continue
+                if end - log.written <= INLINE_WRITE_BYTES:
+                    log.write(writes)
+                else:
+                    await asyncio.get_running_loop().run_in_executor(self._threads, log.write, writes)
+                log.written = end
+                self._written.reach(end)
+                self._flush_wake.set()
+        except OSError as error:
+            self._fail(error)
+            raise
+
+    def _gather_now(self) -> None:
+        if self._gather() and self._gathered is not None:
+            self._gathered.set_result(self._log.tail)
+            self._gathered = None
+
+    async def flush_loop(self) -> None:
+        log = self._log
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                await self._flush_wake.wait()
+                self._flush_wake.clear()
+                while log.flushed < log.written:
+                    end = log.written
+                    started = loop.time()
+                    segments = log.segments_between(log.flushed, end)
+                    await loop.run_in_executor(self._threads, log.sync, segments)
+                    self.flushes += 1
+                    self.flush_seconds += loop.time() - started
+                    log.flushed = log.confirmed = end
+                    self._flushed.reach(end)
+                    self._flushed_some.set()
+                    self._confirmed()
+                self._mark_when_idle()
+        except OSError as error:
+            self._fail(error)
+            raise
+
+    def _mark_when_idle(self) -> None:
+        """Arrange for a mark: a frame whose header says that everything before it is confirmed."""
+        if self._mark_timer is None and self._log.tail != self._marked:
+            self._mark_timer = asyncio.get_running_loop().call_later(MARK_IDLE_MS / 1000, self._mark)
+
+    def mark(self) -> None:
+        """Append a mark now, unless the last frame is one. Before a clean shutdown."""
+        if self._mark_timer is not None:
+            self._mark_timer.cancel()
+        self._mark()
+
+    def _mark(self) -> None:
+        self._mark_timer = None
+        log = self._log
+        if self._failed is not None or log.tail == self._marked:
+            return
+        if log.flushed == log.tail and log.has_room(_MARK.length):
+            log.append([_MARK], self._now_ms())
+            self._marked = log.tail
+            self.wake()
+        elif log.flushed < log.tail:
+            self._flush_wake.set()  # busy again: look once more when that is flushed
+
+    def _fail(self, error: Exception) -> None:
+        self._failed = error
+        failure = Unavailable("store_unavailable", f"the store has stopped: {error}")
+        if self._gathered is not None and not self._gathered.done():
+            self._gathered.set_exception(failure)
+            self._gathered.exception()
+        self._written.fail(failure)
+        self._flushed.fail(failure)
+        self._flushed_some.set()
+
+    def stop(self) -> None:
+        """Fail what waits; the loops are cancelled by their owner."""
+        if self._mark_timer is not None:
+            self._mark_timer.cancel()
+        if self._failed is None:
+            self._fail(OSError("closed"))
+        self._threads.shutdown(wait=True)
