@@ -1,0 +1,240 @@
+"""Messages out: rows of TIER_SCHEMA as JSON, msgpack or an Arrow stream.
+
+    JSON    {"messages": [message, ..], ..}   body: text where it is valid UTF-8, else body_base64; key likewise
+    msgpack the same map                      body and key: str where valid UTF-8 in JSON's sense; body is always bin
+    Arrow   one stream of TIER_SCHEMA (+ delivery_attempt int32 in a receive); what JSON has beside `messages`
+            stands as JSON in the schema's metadata under `millpond`
+
+Column by column: a slice of about ANSWER_SLICE_BYTES is turned into lists with one call a column, zipped into
+structs and encoded at once. Only when a slice's bodies are not all UTF-8 are they looked at one by one. Encoders
+hold the interpreter, so the loop gets a turn between slices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from msgspec import UNSET, UnsetType
+
+from millpond.core.limits import ANSWER_SLICE_BYTES
+from millpond.core.schema import TIER_SCHEMA
+from millpond.core.tier.rows import row_bytes
+
+JSON = "application/json"
+MSGPACK = "application/msgpack"
+ARROW = "application/vnd.apache.arrow.stream"
+MEDIA_TYPES = (JSON, MSGPACK, ARROW)
+METADATA_KEY = b"millpond"
+
+RECEIVE_SCHEMA = TIER_SCHEMA.append(pa.field("delivery_attempt", pa.int32(), nullable=False))
+
+Form = Literal["json", "msgpack"]
+
+_json = msgspec.json.Encoder()
+_msgpack = msgspec.msgpack.Encoder()
+
+
+class MessageOut(msgspec.Struct, frozen=True, gc=False):
+    """One message of an answer. `store_ts`, `born_ts`: ms since 1970. `body` xor `body_base64`. `origin`: where a
+    replayed message came from. `delivery_attempt` (1: first) and `lease_id` only in a receive."""
+
+    message_id: str
+    topic: str
+    queue: int
+    offset: int
+    store_ts: int
+    born_ts: int | None
+    key: str | bytes | UnsetType | None
+    key_base64: str | UnsetType
+    tag: str | None
+    properties: dict[str, str]
+    body: str | bytes | UnsetType
+    body_base64: str | UnsetType
+    delivery_attempt: int | UnsetType
+    lease_id: str | UnsetType
+    origin: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Messages of one queue and, in a receive, of one grant.
+
+    `batch`: TIER_SCHEMA. `id_prefix`: what their message ids start with. `attempts` u32[n]; `token` and `base`: a
+    row's lease id is `token.(offset - base)`.
+    """
+
+    batch: pa.RecordBatch
+    id_prefix: str
+    attempts: npt.NDArray[np.uint32] | None = None
+    token: str = ""
+    base: int = 0
+
+    def part(self, first: int, count: int) -> Rows:
+        attempts = None if self.attempts is None else self.attempts[first : first + count]
+        return Rows(self.batch.slice(first, count), self.id_prefix, attempts, self.token, self.base)
+
+
+async def encode(media_type: str, topic: str, rows: Sequence[Rows], beside: Mapping[str, Any]) -> bytes:
+    """The whole answer: `rows` as messages, and the fields of `beside`."""
+    if media_type == ARROW:
+        return arrow_stream(rows, {"topic": topic, **beside})
+    if media_type == MSGPACK:
+        return await _msgpack_map(topic, rows, beside)
+    return await _json_object(topic, rows, beside)
+
+
+# -- Arrow ----------------------------------------------------------------------------------------------------
+
+
+def arrow_stream(rows: Sequence[Rows], beside: Mapping[str, Any]) -> bytes:
+    """One Arrow stream; that of a receive, also of an empty one, is known by its `receipts`."""
+    leased = "receipts" in beside
+    schema = (RECEIVE_SCHEMA if leased else TIER_SCHEMA).with_metadata({METADATA_KEY: _json.encode(beside)})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema) as writer:
+        for one in rows:
+            arrays = one.batch.columns
+            if leased:
+                assert one.attempts is not None
+                arrays = [*arrays, pa.array(one.attempts.astype(np.int32))]
+            writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema))
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+# -- JSON and msgpack -----------------------------------------------------------------------------------------
+
+
+async def _json_object(topic: str, rows: Sequence[Rows], beside: Mapping[str, Any]) -> bytes:
+    pieces = [_json.encode(some)[1:-1] async for some in _slices(topic, rows, "json")]
+    tail = _json.encode(beside)[1:]
+    return b'{"messages":[' + b",".join(pieces) + (b"]," if beside else b"]") + tail
+
+
+async def _msgpack_map(topic: str, rows: Sequence[Rows], beside: Mapping[str, Any]) -> bytes:
+    count = sum(one.batch.num_rows for one in rows)
+    pieces = [_msgpack.encode(some)[_array_head(len(some)) :] async for some in _slices(topic, rows, "msgpack")]
+    assert len(beside) < 15, "a map of up to 15 entries has a head of one byte"
+    head = bytes((0x81 + len(beside),)) + _msgpack.encode("messages") + b"\xdd" + count.to_bytes(4, "big")
+    return b"".join((head, *pieces, _msgpack.encode(beside)[1:]))
+
+
+def _array_head(count: int) -> int:
+    """Bytes of a msgpack array's head."""
+    return 1 if count < 16 else 3 if count < 1 << 16 else 5
+
+
+async def _slices(topic: str, rows: Sequence[Rows], form: Form) -> AsyncIterator[list[MessageOut]]:
+    """Lists of MessageOut of about ANSWER_SLICE_BYTES each, with a turn of the loop between."""
+    turn = False
+    for part in _cut(rows):
+        if turn:
+            await asyncio.sleep(0)
+        turn = True
+        yield messages(topic, part, form)
+
+
+def _cut(rows: Iterable[Rows]) -> Iterator[Rows]:
+    for one in rows:
+        if one.batch.nbytes <= ANSWER_SLICE_BYTES:
+            yield one
+            continue
+        sums = np.cumsum(row_bytes(pa.Table.from_batches([one.batch])))
+        first = 0
+        while first < one.batch.num_rows:
+            done = sums[first - 1] if first else 0
+            end = max(first + 1, int(np.searchsorted(sums, done + ANSWER_SLICE_BYTES, "right")))
+            yield one.part(first, end - first)
+            first = end
+
+
+def messages(topic: str, rows: Rows, form: Form = "json") -> list[MessageOut]:
+    """`rows` as structs, one call a column. In msgpack bodies are bytes, and so are keys that are not text."""
+    column = rows.batch.column
+    offsets = column("offset").to_pylist()
+    keys, keys_base64 = _text(column("key"), form)
+    bodies: Iterable[Any]
+    bodies_base64: Iterable[Any]
+    if form == "msgpack":
+        bodies, bodies_base64 = column("body").to_pylist(), repeat(UNSET)
+    else:
+        bodies, bodies_base64 = _text(column("body"), form)
+    return list(
+        map(
+            MessageOut,
+            [f"{rows.id_prefix}{offset}" for offset in offsets],
+            repeat(topic),
+            column("queue").to_pylist(),
+            offsets,
+            column("store_ts").cast(pa.int64()).to_pylist(),
+            column("born_ts").cast(pa.int64()).to_pylist(),
+            keys,
+            keys_base64,
+            column("tag").to_pylist(),
+            _properties(column("properties")),
+            bodies,
+            bodies_base64,
+            repeat(UNSET) if rows.attempts is None else rows.attempts.tolist(),
+            [f"{rows.token}.{offset - rows.base}" for offset in offsets] if rows.token else repeat(UNSET),
+            _origins(column("origin")),
+        )
+    )
+
+
+def _text(column: pa.BinaryArray, form: Form) -> tuple[Iterable[Any], Iterable[Any]]:
+    """(texts, base64): one cast for all; only if that fails, one by one. Null is None as text."""
+    if column.null_count == len(column):
+        return repeat(None, len(column)), repeat(UNSET)
+    try:
+        return column.cast(pa.string()).to_pylist(), repeat(UNSET)
+    except pa.ArrowInvalid:
+        values = [_decoded(value) for value in column.to_pylist()]
+    if form == "msgpack":
+        return values, repeat(UNSET)
+    texts = [UNSET if isinstance(value, bytes) else value for value in values]
+    return texts, [base64.b64encode(value).decode() if isinstance(value, bytes) else UNSET for value in values]
+
+
+def _decoded(value: bytes | None) -> str | bytes | None:
+    """`value` as text when it is UTF-8."""
+    if value is None:
+        return None
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value
+
+
+def _properties(column: pa.MapArray) -> Iterable[dict[str, str]]:
+    """A map a row; `{}` for null, so that a client need not tell them apart."""
+    if column.null_count == len(column):
+        return repeat({}, len(column))
+    return [dict(pairs) if pairs else {} for pairs in column.to_pylist()]
+
+
+def _origins(column: pa.StringArray) -> Iterable[Any]:
+    """What the JSON texts say; a text that is not JSON stays a text. Nothing at all where null."""
+    if column.null_count == len(column):
+        return repeat(UNSET, len(column))
+    decoded = {text: _origin(text) for text in column.unique().to_pylist()}
+    return [decoded[text] for text in column.to_pylist()]
+
+
+def _origin(text: str | None) -> Any:
+    if text is None:
+        return UNSET
+    try:
+        value = msgspec.json.decode(text)
+        _msgpack.encode(value)
+    except (msgspec.DecodeError, OverflowError, RecursionError):
+        return text
+    return value

@@ -1,0 +1,128 @@
+"""Frames as a reader wants them: a `StoredFrame` decoded into the columns of `TIER_SCHEMA`, and a bounded cache.
+
+A frame's payload is one Arrow record batch without its schema, which the column bitmap names. Opening an
+uncompressed one costs microseconds and copies nothing; a compressed one is inflated once and kept.
+Confirmed frames never change, so an entry is never wrong, only unwanted. A log position names one frame of a
+store group, but callers look for offsets: so entries stand by (group, queue id, first offset), and remember
+the position they came from (a frame that was copied forward has two: equal in all that is shown).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from collections import OrderedDict
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from millpond.core.errors import Internal
+from millpond.core.frame import CODEC_NONE
+from millpond.core.schema import KNOWN_COLUMNS, PAYLOAD_COLUMNS, TIER_SCHEMA, TIMESTAMP, message_schema
+from millpond.store.client import StoredFrame
+
+
+def decode(frame: StoredFrame, queue: int) -> pa.RecordBatch:
+    """All rows of `frame` as a batch of TIER_SCHEMA; `queue` is its queue's number in the topic.
+
+    Raises Internal(corrupt_range) when the frame does not open (its checksums held when it was read, so this
+    is a frame of a newer version, or was damaged on the way).
+    """
+    if frame.columns & ~KNOWN_COLUMNS:
+        raise _unreadable(frame, f"it has columns of a newer version ({frame.columns:#x})")
+    try:
+        inner = pa.ipc.read_record_batch(pa.py_buffer(frame.payload), message_schema(frame.columns & PAYLOAD_COLUMNS))
+    except (pa.ArrowInvalid, OSError) as error:
+        raise _unreadable(frame, str(error)) from error
+    if inner.num_rows != frame.count:
+        raise _unreadable(frame, f"it has {inner.num_rows} rows, its header says {frame.count}")
+    count = frame.count
+    columns = {
+        "queue": pa.array(np.full(count, queue, np.int32)),
+        "offset": pa.array(np.arange(frame.first_offset, frame.first_offset + count)),
+        "store_ts": pa.array(np.full(count, frame.store_ts)).cast(TIMESTAMP),
+    }
+    columns.update(zip(inner.schema.names, inner.columns, strict=True))
+    arrays = [columns[field.name] if field.name in columns else pa.nulls(count, field.type) for field in TIER_SCHEMA]
+    return pa.RecordBatch.from_arrays(arrays, schema=TIER_SCHEMA)
+
+
+def _unreadable(frame: StoredFrame, why: str) -> Internal:
+    end = frame.first_offset + frame.count
+    detail = f"offsets {frame.first_offset} to {end - 1} of queue {frame.queue_id} cannot be read: {why}"
+    return Internal("corrupt_range", detail, queue_id=frame.queue_id, first=frame.first_offset, end=end)
+
+
+class _Entry(NamedTuple):
+    batch: pa.RecordBatch
+    bytes: int
+    position: int
+
+
+class FrameCache:
+    """Decoded frames by (store group, queue id, first offset), least recently used out first, bounded in bytes."""
+
+    def __init__(self, cache_bytes: int) -> None:
+        self._limit = cache_bytes
+        self._entries: OrderedDict[tuple[str, int, int], _Entry] = OrderedDict()
+        self._starts: dict[tuple[str, int], list[int]] = {}
+        self.bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def open(self, group: str, frame: StoredFrame, queue: int, *, keep: bool = False) -> pa.RecordBatch:
+        """`frame` decoded. It is remembered when it was compressed, or when `keep` says it will be wanted again."""
+        found = self._entries.get((group, frame.queue_id, frame.first_offset))
+        if found is not None and found.position == frame.position:
+            self._entries.move_to_end((group, frame.queue_id, frame.first_offset))
+            return found.batch
+        if frame.codec == CODEC_NONE and keep:
+            # A copy of its own: the buffer is a slice of a whole answer, which the entry would keep alive.
+            frame = _copied(frame)
+        batch = decode(frame, queue)
+        if keep or frame.codec != CODEC_NONE:
+            self._put((group, frame.queue_id, frame.first_offset), batch, frame.position)
+        return batch
+
+    def find(self, group: str, queue_id: int, offset: int) -> pa.RecordBatch | None:
+        """The remembered frame that holds `offset`."""
+        starts = self._starts.get((group, queue_id))
+        if not starts:
+            return None
+        at = bisect_right(starts, offset) - 1
+        if at < 0:
+            return None
+        key = (group, queue_id, starts[at])
+        batch = self._entries[key].batch
+        if offset >= starts[at] + batch.num_rows:
+            return None
+        self._entries.move_to_end(key)
+        return batch
+
+    def _put(self, key: tuple[str, int, int], batch: pa.RecordBatch, position: int) -> None:
+        if key in self._entries:
+            self._drop(key)
+        size = batch.get_total_buffer_size()
+        if size > self._limit:
+            return
+        self._entries[key] = _Entry(batch, size, position)
+        insort(self._starts.setdefault(key[:2], []), key[2])
+        self.bytes += size
+        while self.bytes > self._limit:
+            self._drop(next(iter(self._entries)))
+
+    def _drop(self, key: tuple[str, int, int]) -> None:
+        self.bytes -= self._entries.pop(key).bytes
+        starts = self._starts[key[:2]]
+        starts.remove(key[2])
+        if not starts:
+            del self._starts[key[:2]]
+
+
+def _copied(frame: StoredFrame) -> StoredFrame:
+    return StoredFrame(
+        queue_id=frame.queue_id, position=frame.position, first_offset=frame.first_offset, count=frame.count,
+        columns=frame.columns, codec=frame.codec, store_ts=frame.store_ts, payload_size=frame.payload_size,
+        sidecar=frame.sidecar, payload=pa.py_buffer(frame.payload.to_pybytes()),
+    )  # fmt: skip

@@ -1,0 +1,131 @@
+"""POST /v1/topics/{topic}/groups/{group}/messages/receive: lease messages to one consumer."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+from aiohttp import web
+
+from millpond.core.errors import BadRequest, Conflict
+from millpond.core.http.call import Input
+from millpond.core.http.routing import Route
+from millpond.core.limits import (
+    LEASE_MS,
+    LEASE_MS_LEAST,
+    LEASE_MS_MOST,
+    NAME_CHARS,
+    RECEIVE_BYTES,
+    RECEIVE_BYTES_MOST,
+    RECEIVE_MESSAGES,
+    WAIT_MS,
+)
+from millpond.core.names import check_name
+from millpond.metadata.client import GroupInfo
+from millpond.proxy import tags
+from millpond.proxy.codec import answers
+from millpond.proxy.codec.answers import MessageOut
+from millpond.proxy.grants import Receipt, Receiver, Wanted
+from millpond.proxy.parts import ProxyCall
+
+
+class TagSelection(Input, frozen=True):
+    """`tag`: "a || b", or "*" for every message."""
+
+    tag: str = "*"
+
+
+class ReceiveBody(Input, frozen=True):
+    """`filter` and `start` matter to a group that this receive creates; one that is there keeps its own, and another
+    filter is 409 filter_differs. `attempt_id`: a repeat within a minute gets the same leases."""
+
+    max_messages: int = 1
+    wait_ms: int = 0
+    lease_ms: int = LEASE_MS
+    filter: TagSelection | None = None
+    max_bytes: int = RECEIVE_BYTES
+    attempt_id: str | None = None
+    start: Literal["earliest", "latest"] = "latest"
+
+
+class ReceiveAnswer(msgspec.Struct, frozen=True):
+    """`reason`: why there are none (in_flight_full, paused), or why granted ones are missing (an error code; they
+    were handed back). `created` and `start`: this call made the group, which begins there."""
+
+    messages: list[MessageOut]
+    receipts: list[Receipt]
+    reason: str | None = None
+    created: bool | None = None
+    start: str | None = None
+
+
+def in_range(field: str, value: int, least: int, most: int) -> int:
+    """`value` itself, or BadRequest naming `field`."""
+    if not least <= value <= most:
+        raise BadRequest.field(field, f"{least} to {most}", value)
+    return value
+
+
+async def receive(call: ProxyCall) -> web.StreamResponse:
+    media_type = call.accepts(*answers.MEDIA_TYPES)
+    body = await call.json(ReceiveBody)
+    in_range("max_messages", body.max_messages, 1, RECEIVE_MESSAGES)
+    in_range("wait_ms", body.wait_ms, 0, WAIT_MS)
+    in_range("lease_ms", body.lease_ms, LEASE_MS_LEAST, LEASE_MS_MOST)
+    in_range("max_bytes", body.max_bytes, 1, RECEIVE_BYTES_MOST)
+    if body.attempt_id is not None:
+        in_range("attempt_id", len(body.attempt_id), 1, NAME_CHARS)
+        tags.encoded(body.attempt_id, "attempt_id")
+    named = None if body.filter is None else tags.parse(body.filter.tag)
+    topic = await call.parts.catalog.topic(call.principal.tenant, check_name("topic", call.params["topic"]))
+    group, created = await _group(call, body, named)
+    wanted = Wanted(
+        topic, group, tags.parse(group.filter_tag), body.max_messages, body.max_bytes, body.wait_ms, body.lease_ms,
+        body.attempt_id,
+    )  # fmt: skip
+    receiver = Receiver(call.parts, wanted)
+    delivery = await receiver.run()
+    beside: dict[str, Any] = {"receipts": delivery.receipts}
+    if delivery.reason is not None:
+        beside["reason"] = delivery.reason
+    if created:
+        beside |= {"created": True, "start": group.start}
+    try:
+        encoded = await answers.encode(media_type, topic.name, delivery.rows, beside)
+    except BaseException:
+        await receiver.held.release()
+        raise
+    transport = call.request.transport
+    if transport is None or transport.is_closing():
+        await receiver.held.release()  # nobody is there to take it
+    call.parts.counters.add("received_messages_total", delivery.count)
+    return web.Response(body=encoded, content_type=media_type)
+
+
+async def _group(call: ProxyCall, body: ReceiveBody, named: tags.TagFilter | None) -> tuple[GroupInfo, bool]:
+    """The group, made when it is not there. Raises Conflict(filter_differs) when another filter is named."""
+    topic = await call.parts.catalog.topic(call.principal.tenant, call.params["topic"])
+    name = check_name("group", call.params["group"])
+    filter_tag = None if named is None else named.text
+    group, created = await call.parts.catalog.group(topic, name, create=body.start, filter_tag=filter_tag)
+    if body.filter is not None and tags.parse(group.filter_tag) != named:
+        shown = "every message" if group.filter_tag is None else repr(group.filter_tag)
+        raise Conflict("filter_differs", f"group {name!r} has another filter: {shown}", filter_tag=group.filter_tag)
+    return group, created
+
+
+ROUTES = [
+    Route(
+        method="POST",
+        path="/v1/topics/{topic}/groups/{group}/messages/receive",
+        handler=receive,
+        summary="Receive messages",
+        description="Leases up to `max_messages` to this consumer for `lease_ms`, waiting up to `wait_ms` for the"
+        " first. Each must be acked, nacked or extended before its lease ends, through any proxy.",
+        body={answers.JSON: ReceiveBody},
+        answer={answers.JSON: ReceiveAnswer, answers.MSGPACK: ReceiveAnswer, answers.ARROW: None},
+        scope="consume",
+        waits=True,
+        tag="consume",
+    )
+]

@@ -1,0 +1,184 @@
+"""From items of a settle call to `Settle`s by columns, and back to one result an item.
+
+All lease ids of one call are split into token and row by columns; each distinct token is verified once; ids of one
+token, action and delay become one `Settle`. A receipt with its ranges is one by itself. An id that was said twice is
+sent once: the repeat is `already` when the first was `ok`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millpond.core.limits import CALL_MS
+from millpond.metadata.client import GroupInfo, QueueInfo, TopicInfo
+from millpond.proxy import row_ranges
+from millpond.proxy.grants import group_ref
+from millpond.proxy.parts import Parts
+from millpond.proxy.receipts import Lease
+from millpond.store.client import SETTLE_STATUSES, Settle, SettleOutcome, SettleRequest, SettleStatus
+
+Action = Literal["ack", "nack", "extend"]
+Result = tuple[SettleStatus, int]
+
+_ALREADY = SETTLE_STATUSES.index("already")
+_OK = SETTLE_STATUSES.index("ok")
+_ROW = "^[0-9]{1,9}$"
+
+
+class Item(NamedTuple):
+    """One thing to settle. `rows` None: `token` is a lease id, else a receipt. `delay_ms` as in `Settle`."""
+
+    action: Action
+    delay_ms: int
+    token: str
+    rows: str | None
+
+
+class _Part(NamedTuple):
+    """One `Settle`, and `place`: puts its outcome into the results."""
+
+    queue: QueueInfo
+    settle: Settle
+    place: Callable[[SettleOutcome], None]
+
+
+async def settle_items(parts: Parts, topic: TopicInfo, group: GroupInfo, items: list[Item]) -> list[Result]:
+    """(status, rows settled now) of each item, in order. Tokens that are not of this group are `unknown`.
+
+    Raises BadRequest naming rows that are no ranges, Unavailable when a store cannot be reached (settling the same
+    items again is harmless).
+    """
+    ranges = {
+        number: row_ranges.parse(item.rows, f"item {number}: rows")
+        for number, item in enumerate(items)
+        if item.rows is not None
+    }
+    results: list[Result] = [("unknown", 0)] * len(items)
+    ids = [number for number, item in enumerate(items) if item.rows is None]
+    tokens, of_id, rows = _split([items[number].token for number in ids])
+    receipts = [items[number].token for number in ranges]
+    leases = await _leases(parts, topic, group, [*tokens, *receipts])
+    work = _by_lease(items, ids, of_id, rows, leases[: len(tokens)], results, topic)
+    for (number, pairs), lease in zip(ranges.items(), leases[len(tokens) :], strict=True):
+        if lease is not None:
+            work.append(_by_range(items[number], number, pairs, lease, results, topic))
+    await _send(parts, topic, group, work)
+    return results
+
+
+def _split(ids: list[str]) -> tuple[list[str], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """(distinct tokens, each id's token or -1, each id's row). An id is a token, a dot, a number."""
+    column = pa.array([text if text.isascii() else "" for text in ids], pa.string())
+    pieces = pc.split_pattern(column, ".", max_splits=1, reverse=True)
+    whole = pc.equal(pc.list_value_length(pieces), 2)
+    pieces = pc.if_else(whole, pieces, pa.scalar(["", "-"], pieces.type))
+    token, row = pc.list_element(pieces, 0), pc.list_element(pieces, 1)
+    good = pc.match_substring_regex(row, _ROW)
+    rows = pc.if_else(good, row, "0").cast(pa.int64()).to_numpy()
+    distinct = token.dictionary_encode()
+    of_id = np.where(good.to_numpy(zero_copy_only=False), distinct.indices.to_numpy(), -1)
+    return distinct.dictionary.to_pylist(), of_id.astype(np.int64), rows
+
+
+async def _leases(parts: Parts, topic: TopicInfo, group: GroupInfo, tokens: list[str]) -> list[Lease | None]:
+    """The lease of each token; None also for those of another tenant, topic or group."""
+    distinct = list(dict.fromkeys(tokens))
+    whose = (topic.tenant_id, topic.topic_id, group.group_id)
+    read = await parts.tokens.read(distinct)
+    queues = {queue.queue_id for queue in topic.queues}
+    known = {
+        token: lease
+        for token, lease in zip(distinct, read, strict=True)
+        if lease is not None and lease[:3] == whose and lease.queue_id in queues
+    }
+    return [known.get(token) for token in tokens]
+
+
+def _by_lease(
+    items: list[Item],
+    ids: list[int],
+    of_id: npt.NDArray[np.int64],
+    rows: npt.NDArray[np.int64],
+    leases: list[Lease | None],
+    results: list[Result],
+    topic: TopicInfo,
+) -> list[_Part]:
+    """One part for all lease ids of the same token, action and delay, in order of their first appearance."""
+    kinds: dict[tuple[str, int], int] = {}
+    kind = np.array([kinds.setdefault((items[i].action, items[i].delay_ms), len(kinds)) for i in ids], np.int64)
+    known = np.array([lease is not None for lease in leases], np.bool_)
+    valid = np.flatnonzero((of_id >= 0) & (known[of_id] if len(known) else False))
+    pair = kind[valid] * len(leases) + of_id[valid]
+    order = np.argsort(pair, kind="stable")
+    bounds = np.flatnonzero(np.diff(pair[order], prepend=-1))
+    numbers = np.array(ids, np.int64)
+    parts = []
+    for some in np.split(valid[order], bounds[1:]) if len(valid) else []:
+        lease = leases[of_id[some[0]]]
+        assert lease is not None
+        item = items[numbers[some[0]]]
+        offsets, first, inverse = np.unique(lease.base + rows[some], return_index=True, return_inverse=True)
+        repeats = np.ones(len(some), np.bool_)
+        repeats[first] = False
+        buffer = pa.py_buffer(offsets.astype(np.int64).tobytes())
+        settle = Settle(
+            lease.queue_id, lease.generation, lease.lease, item.action, offsets=buffer, delay_ms=item.delay_ms
+        )
+        place = _placer(results, numbers[some], inverse, repeats)
+        parts.append(_Part(_queue(topic, lease), settle, place))
+    return parts
+
+
+def _placer(
+    results: list[Result],
+    numbers: npt.NDArray[np.int64],
+    inverse: npt.NDArray[np.int64],
+    repeats: npt.NDArray[np.bool_],
+) -> Callable[[SettleOutcome], None]:
+    def place(outcome: SettleOutcome) -> None:
+        statuses = np.frombuffer(outcome.statuses, np.uint8)[inverse]
+        statuses = np.where(repeats & (statuses == _OK), _ALREADY, statuses)
+        for number, status in zip(numbers.tolist(), statuses.tolist(), strict=True):
+            results[number] = (SETTLE_STATUSES[status], int(status == _OK))
+
+    return place
+
+
+def _by_range(
+    item: Item, number: int, pairs: npt.NDArray[np.int64], lease: Lease, results: list[Result], topic: TopicInfo
+) -> _Part:
+    def place(outcome: SettleOutcome) -> None:
+        results[number] = (SETTLE_STATUSES[np.frombuffer(outcome.statuses, np.uint8)[0]], outcome.rows)
+
+    ranges = pa.py_buffer((pairs + lease.base).tobytes())
+    settle = Settle(lease.queue_id, lease.generation, lease.lease, item.action, ranges=ranges, delay_ms=item.delay_ms)
+    return _Part(_queue(topic, lease), settle, place)
+
+
+def _queue(topic: TopicInfo, lease: Lease) -> QueueInfo:
+    return next(queue for queue in topic.queues if queue.queue_id == lease.queue_id)
+
+
+async def _send(parts: Parts, topic: TopicInfo, group: GroupInfo, work: list[_Part]) -> None:
+    """One call a store, all at once; outcomes go where they belong."""
+    by_group: dict[str, list[_Part]] = defaultdict(list)
+    for one in work:
+        by_group[one.queue.spans[-1].store_group].append(one)
+
+    async def send(name: str, some: list[_Part]) -> None:
+        request = SettleRequest(
+            group_ref(topic, group), [one.settle for one in some], topic.settings.durability, CALL_MS
+        )
+        result = await parts.stores.group(name).settle(request)
+        for one, outcome in zip(some, result.outcomes, strict=True):
+            one.place(outcome)
+
+    await asyncio.gather(*(send(name, some) for name, some in by_group.items()))
