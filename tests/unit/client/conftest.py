@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from millpond.client.connection import Connection
+from millpond.core.schema import TIER_SCHEMA
+
 ARROW = "application/vnd.apache.arrow.stream"
+
+
+class Asked(NamedTuple):
+    method: str
+    path: str
+    body: bytes
 
 
 @dataclass
@@ -25,14 +36,18 @@ class FakeService:
     sessions: dict[tuple[str, int], list[tuple[int, int, int]]] = field(default_factory=dict)
     produced: list[dict[str, Any]] = field(default_factory=list)  # one entry a request: what its head said
     settled: list[dict[str, Any]] = field(default_factory=list)
-    requests: list[web.BaseRequest] = field(default_factory=list)
+    statuses: dict[str, str] = field(default_factory=dict)  # of a lease id; ok for others
+    requests: list[Asked] = field(default_factory=list)
     faults: deque[Callable[[str], web.Response | None]] = field(default_factory=deque)  # each used by one request
     lose_answers: int = 0  # so many produce requests are done and then answered by a closed connection
     receives: deque[web.Response] = field(default_factory=deque)
+    more: asyncio.Event = field(default_factory=asyncio.Event)  # set: a waiting receive looks again
+    settles: asyncio.Event = field(default_factory=asyncio.Event)  # set by every settle
+    groups: dict[str, dict[str, Any]] = field(default_factory=dict)
     url: str = ""
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        self.requests.append(request)
+        self.requests.append(Asked(request.method, request.path, await request.read()))
         if self.faults:
             fault = self.faults.popleft()(request.path)
             if fault is not None:
@@ -48,13 +63,34 @@ class FakeService:
             return await self._produce(request)
         if request.path.endswith("/messages/receive"):
             await request.read()
+            if not self.receives:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self.more.wait(), 5)
+                self.more.clear()
             return self.receives.popleft() if self.receives else arrow_answer([], {})
         if request.path.endswith("/messages/ack"):
             return await self._settle(request)
-        if request.method == "PUT":
-            await request.read()
-            return web.json_response({"name": request.path.rpartition("/")[2]})
+        if "/groups/" in request.path:
+            return await self._group(request)
         return problem(404, "route_not_found", "nothing here")
+
+    async def _group(self, request: web.BaseRequest) -> web.StreamResponse:
+        name = request.path.rpartition("/")[2]
+        if request.method == "PUT":
+            asked = json.loads(await request.read())
+            self.groups[name] = {"start": "latest", "filter": {"tag": None}, **asked}
+        if name not in self.groups:
+            return problem(404, "group_not_found", name)
+        answer = {
+            "group": name,
+            "topic": "t",
+            "start": "latest",
+            "filter": {},
+            "filter_version": 1,
+            "max_in_flight": 1,
+            "created_ms": 1,
+        }
+        return web.json_response(answer | self.groups[name])
 
     async def _produce(self, request: web.BaseRequest) -> web.StreamResponse:
         batch = pa.ipc.open_stream(await request.read()).read_all()
@@ -88,7 +124,22 @@ class FakeService:
         self.settled.append(asked)
         items = [*asked.get("acks", []), *asked.get("nacks", []), *asked.get("extends", [])]
         named = [{"lease_id": item} if isinstance(item, str) else item for item in items]
-        return web.json_response({"results": [{**item, "status": "ok"} for item in named]})
+        self.settles.set()
+        results = [{**item, "status": self.statuses.get(str(item.get("lease_id")), "ok")} for item in named]
+        return web.json_response({"results": results})
+
+    def settled_rows(self, kind: str) -> list[str]:
+        """`token.row` of everything settled so far by acks, nacks or extends, ascending."""
+        found = []
+        for call in self.settled:
+            for item in call.get(kind, []):
+                if isinstance(item, str) or "lease_id" in item:
+                    found.append(item if isinstance(item, str) else item["lease_id"])
+                else:
+                    for part in item["rows"].split(","):
+                        first, _, last = part.partition("-")
+                        found += [f"{item['receipt']}.{row}" for row in range(int(first), int(last or first) + 1)]
+        return sorted(found)
 
 
 def problem(status: int, code: str, detail: str, **headers: str) -> web.Response:
@@ -98,8 +149,6 @@ def problem(status: int, code: str, detail: str, **headers: str) -> web.Response
 
 def arrow_answer(rows: list[dict[str, Any]], metadata: dict[str, Any], attempt: int = 1) -> web.Response:
     """A receive's answer in Arrow: TIER_SCHEMA, delivery_attempt, and the receipts in the schema's metadata."""
-    from millpond.core.schema import TIER_SCHEMA
-
     schema = TIER_SCHEMA.append(pa.field("delivery_attempt", pa.int32()))
     schema = schema.with_metadata({b"millpond": json.dumps({"receipts": [], **metadata}).encode()})
     full = [{**dict.fromkeys(schema.names), "store_ts": 1, "delivery_attempt": attempt, **row} for row in rows]
@@ -107,6 +156,26 @@ def arrow_answer(rows: list[dict[str, Any]], metadata: dict[str, Any], attempt: 
     with pa.ipc.new_stream(sink, schema) as writer:
         writer.write_table(pa.Table.from_pylist(full, schema))
     return web.Response(body=sink.getvalue().to_pybytes(), content_type=ARROW)
+
+
+class Steady:
+    """Randomness for tests: the shortest delays, so that retries cost no time, and ids that differ."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def bytes(self, count: int) -> bytes:
+        self.count += 1
+        return self.count.to_bytes(count, "big")
+
+    def uniform(self, low: float, high: float) -> float:
+        return 0.0
+
+
+@pytest.fixture
+async def connection(service: FakeService) -> AsyncIterator[Connection]:
+    async with Connection(service.url, random=Steady()) as connection:
+        yield connection
 
 
 @pytest.fixture
@@ -118,4 +187,5 @@ async def service() -> AsyncIterator[FakeService]:
     await server.start_server()
     fake.url = str(server.make_url("")).rstrip("/")
     yield fake
+    fake.more.set()
     await server.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pyarrow as pa
@@ -19,26 +18,6 @@ from millpond.core.hashing import hash_bytes
 from millpond.core.schema import columns_of, message_schema
 
 from .conftest import FakeService, problem
-
-
-class Steady:
-    """Shortest delays, so that retries cost no time; ids that differ."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def bytes(self, count: int) -> bytes:
-        self.count += 1
-        return self.count.to_bytes(count, "big")
-
-    def uniform(self, low: float, high: float) -> float:
-        return 0.0
-
-
-@pytest.fixture
-async def connection(service: FakeService) -> AsyncIterator[Connection]:
-    async with Connection(service.url, random=Steady()) as connection:
-        yield connection
 
 
 def bodies(service: FakeService) -> list[bytes]:

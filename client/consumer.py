@@ -1,0 +1,225 @@
+"""`Consumer`: receives a topic's messages for a group, ahead of need, and settles them in batches.
+
+    receive loop --(batches, one for each lease)--> buffer --> async for message / batches() --> Settler
+
+Leases of what is buffered or in hand are extended while the consumer lives; closing hands what was not settled
+back at once. A message counts as done when the loop asks for the next one: leave the loop by `break` or an
+exception and the one in hand is handed out again, unless it was acked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from types import TracebackType
+from typing import Literal, Self
+
+import msgspec
+
+from millpond.client.connection import ARROW, Connection, path_of
+from millpond.client.errors import Closed, UnknownProblem
+from millpond.client.groups import Groups
+from millpond.client.received import MessageBatch, ReceivedMessage, decode_receive
+from millpond.client.settler import Settler
+from millpond.core import limits
+from millpond.core.errors import BadRequest, MillpondError
+
+
+class Consumer:
+    """Topic and group are all it needs.
+
+    >>> async with Consumer("orders", "kitchen") as consumer:
+    ...     async for message in consumer:           # acked when the loop asks for the next one
+    ...         cook(message.body)
+
+    >>> async with Consumer("orders", "kitchen", tag="drinks || food", start="earliest") as consumer:
+    ...     async for batch in consumer.batches():   # Arrow; acked likewise
+    ...         total += batch.batch.num_rows
+
+    `tag` is the group's filter and `start` where a new group begins; both matter when the group is created. `prefetch`
+    bounds the messages fetched ahead. A handler may take long: leases are extended, for 12 h at most.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        group: str,
+        *,
+        tag: str | None = None,
+        start: Literal["earliest", "latest"] = "latest",
+        url: str | None = None,
+        api_key: str | None = None,
+        connection: Connection | None = None,
+        prefetch: int = limits.CLIENT_PREFETCH_MESSAGES,
+        lease_ms: int = limits.LEASE_MS,
+        wait_ms: int = 20_000,
+        receive_bytes: int = limits.RECEIVE_BYTES,
+        retry_seconds: float = 120.0,
+    ) -> None:
+        if prefetch < 1:
+            raise BadRequest.field("prefetch", "at least 1", prefetch)
+        self.topic, self.group = topic, group
+        self._tag, self._start_at = tag, start
+        self._own_connection = connection is None
+        self._connection = connection or Connection(url, api_key)
+        self._prefetch, self._lease_ms, self._wait_ms = prefetch, lease_ms, wait_ms
+        self._receive_bytes, self._retry_seconds = receive_bytes, retry_seconds
+        self._settler = Settler(self._connection, topic, group)
+        self._buffer: deque[MessageBatch] = deque()
+        self._buffered = 0
+        self._open: list[MessageBatch] = []  # every batch with rows that are not settled
+        self._arrived = asyncio.Event()
+        self._room = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._error: BaseException | None = None
+        self._closed = False
+        self._messages: Iterator[ReceivedMessage] = iter(())
+        self._in_hand: ReceivedMessage | None = None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def start(self) -> None:
+        """Create the group if it is not there, and begin to receive. Raises NotFound, Conflict(filter_differs)."""
+        if self._closed:
+            raise Closed("the consumer is closed")
+        if self._tasks:
+            return
+        await Groups(self._connection, self.topic).ensure(self.group, start=self._start_at, tag=self._tag)
+        loop = asyncio.get_running_loop()
+        self._tasks = [
+            loop.create_task(self._receive_loop(), name="millpond receive"),
+            loop.create_task(self._extend_loop(), name="millpond extend"),
+        ]
+        for task in self._tasks:
+            task.add_done_callback(self._ended)
+
+    async def close(self) -> None:
+        """Stop receiving, send the acks there are, and hand back what was not settled. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        self._arrived.set()
+        with suppress(MillpondError):  # nobody answers: the leases end by themselves
+            await asyncio.gather(*(batch.nack(0) for batch in self._open if not batch.settled))
+        await self._settler.close()
+        if self._own_connection:
+            await self._connection.close()
+
+    # -- handing out ------------------------------------------------------------------------------------------
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> ReceivedMessage:
+        """The next message; the one before is acked unless it was settled. Raises what made receiving stop."""
+        if self._in_hand is not None:
+            self._in_hand.ack_soon()
+            self._in_hand = None
+        while True:
+            message = next(self._messages, None)
+            if message is not None:
+                self._in_hand = message
+                return message
+            self._messages = iter((await self._next_batch()).messages())
+
+    async def batches(self) -> AsyncIterator[MessageBatch]:
+        """Batch by batch, each of one queue and lease; acked when the next one is asked for, unless settled."""
+        while True:
+            try:
+                batch = await self._next_batch()
+            except StopAsyncIteration:
+                return
+            yield batch
+            batch.ack_soon()
+
+    async def receive(self, timeout_seconds: float | None = None) -> MessageBatch | None:
+        """The next batch, or None after `timeout_seconds`; nothing is acked by itself."""
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                return await self._next_batch()
+        except (TimeoutError, StopAsyncIteration):
+            return None
+
+    async def _next_batch(self) -> MessageBatch:
+        while not self._buffer:
+            if self._closed:
+                raise StopAsyncIteration
+            if not self._tasks:
+                raise Closed("the consumer was not started: use `async with`, or await start()")
+            if self._error is not None:
+                raise self._error
+            self._arrived.clear()
+            await self._arrived.wait()
+        batch = self._buffer.popleft()
+        self._buffered -= len(batch)
+        self._room.set()
+        return batch
+
+    # -- receiving --------------------------------------------------------------------------------------------
+
+    async def _receive_loop(self) -> None:
+        path = path_of("topics", self.topic, "groups", self.group, "messages", "receive")
+        while True:
+            while self._buffered >= self._prefetch:
+                self._room.clear()
+                await self._room.wait()
+            wanted = min(limits.RECEIVE_MESSAGES, self._prefetch - self._buffered)
+            asked = {
+                "max_messages": wanted,
+                "max_bytes": self._receive_bytes,
+                "wait_ms": self._wait_ms,
+                "lease_ms": self._lease_ms,
+                "attempt_id": self._connection.random.bytes(12).hex(),
+            }
+            await self._receive(path, asked)
+
+    async def _receive(self, path: str, asked: dict[str, object]) -> None:
+        answer = await self._connection.call(
+            "POST", path, msgspec.json.encode(asked), accept=ARROW, repeatable=True,
+            timeout_seconds=self._wait_ms / 1000 + 10, retry_seconds=self._retry_seconds,
+        )  # fmt: skip
+        until = self._connection.clock.monotonic() + self._lease_ms / 1000
+        batches, reason = decode_receive(answer.body, self._settler, until)
+        if reason == "in_flight_full":  # others of the group hold too much: it will not change at once
+            await asyncio.sleep(self._connection.random.uniform(0.2, 0.5))
+        self._open = [batch for batch in self._open if not batch.settled] + batches
+        self._buffer.extend(batches)
+        self._buffered += sum(map(len, batches))
+        if batches:
+            self._arrived.set()
+
+    async def _extend_loop(self) -> None:
+        """Before two thirds of a lease are over, extend it; for 12 h after it was given at most."""
+        step_seconds = self._lease_ms / 3000
+        clock = self._connection.clock
+        while True:
+            await asyncio.sleep(step_seconds)
+            self._open = [batch for batch in self._open if not batch.settled]
+            for batch in self._open:
+                now = clock.monotonic()
+                forgotten = now > batch.first_until + limits.LEASE_MS_MOST / 1000
+                if now > batch.until - 2 * step_seconds and not forgotten:
+                    try:
+                        await batch.extend(self._lease_ms)
+                        batch.until = now + self._lease_ms / 1000
+                    except MillpondError:
+                        continue  # the settler has said so in the log; the next step tries again
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """A loop that stopped stops the consumer: whoever waits for a message is told why."""
+        if not task.cancelled():
+            self._error = task.exception() or UnknownProblem("the consumer stopped")
+            self._arrived.set()

@@ -1,0 +1,92 @@
+"""`Reader`: messages of one queue by offset or time, without a group. Nothing is leased, acked or moved."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Literal
+
+import msgspec
+import pyarrow as pa
+
+from millpond.client.connection import ARROW, Connection, path_of
+from millpond.client.errors import UnknownProblem
+from millpond.client.received import beside_of
+from millpond.core import limits
+
+
+class Page(msgspec.Struct, frozen=True):
+    """Messages as columns of TIER_SCHEMA. `next_offset` is where to go on; `end_offset` the confirmed end."""
+
+    messages: pa.Table
+    start_offset: int
+    next_offset: int
+    end_offset: int
+
+
+class Reader:
+    """Reads a queue of a topic.
+
+    >>> reader = Reader(connection, "orders", queue=0)
+    >>> page = await reader.read(time_ms=1_700_000_000_000)
+    >>> async for page in reader.pages(offset=page.next_offset, follow=True):
+    ...     print(page.messages.num_rows)
+    """
+
+    def __init__(self, connection: Connection, topic: str, queue: int) -> None:
+        self._connection = connection
+        self._path = path_of("topics", topic, "queues", queue, "messages")
+
+    async def read(
+        self,
+        *,
+        offset: int | None = None,
+        time_ms: int | None = None,
+        tail: int | None = None,
+        clock: Literal["store", "born"] = "store",
+        limit: int = limits.RECEIVE_MESSAGES,
+        wait_ms: int = 0,
+        tag: str | None = None,
+    ) -> Page:
+        """From `offset`, from the first message at `time_ms`, or the last `tail` ones; the start when none is given.
+
+        At the end it waits up to `wait_ms` for a message. Raises OffsetExpired, OffsetOutOfRange.
+        """
+        params = {
+            "offset": offset,
+            "time": time_ms,
+            "tail": tail,
+            "clock": clock if time_ms is not None else None,
+            "limit": limit,
+            "wait_ms": wait_ms or None,
+            "filter": tag,
+        }
+        answer = await self._connection.call(
+            "GET", self._path, accept=ARROW, params=params, timeout_seconds=30 + wait_ms / 1000
+        )
+        try:
+            table = pa.ipc.open_stream(answer.body).read_all()
+            beside = beside_of(table)
+            return Page(table, beside["start_offset"], beside["next_offset"], beside["end_offset"])
+        except (pa.ArrowException, msgspec.DecodeError, KeyError) as error:
+            raise UnknownProblem(f"an answer that is not as expected: {error!r}") from error
+
+    async def pages(
+        self,
+        *,
+        offset: int | None = None,
+        time_ms: int | None = None,
+        tail: int | None = None,
+        clock: Literal["store", "born"] = "store",
+        limit: int = limits.RECEIVE_MESSAGES,
+        tag: str | None = None,
+        follow: bool = False,
+    ) -> AsyncIterator[Page]:
+        """Page after page up to the end, or for ever with `follow`. Empty pages are left out."""
+        wait_ms = limits.WAIT_MS // 2 if follow else 0
+        page = await self.read(offset=offset, time_ms=time_ms, tail=tail, clock=clock, limit=limit, tag=tag)
+        while True:
+            if page.messages.num_rows:
+                yield page
+            if page.next_offset >= page.end_offset and not follow:
+                return
+            page = await self.read(offset=page.next_offset, limit=limit, wait_ms=wait_ms, tag=tag)

@@ -1,0 +1,216 @@
+"""What a consumer receives: `MessageBatch`, the rows of one lease in one queue, and `ReceivedMessage`, one of them.
+
+A batch stays columns (Arrow) until somebody asks for its messages. It knows which of its rows are still open, so
+that leases can be extended and released; settling itself is the `Settler`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from millpond.client.errors import UnknownProblem
+from millpond.client.settler import Settler
+
+METADATA_KEY = b"millpond"
+
+
+class _Receipt(msgspec.Struct):
+    receipt: str
+    queue: int
+    rows: str
+    id_prefix: str = ""
+
+
+class _Beside(msgspec.Struct):
+    receipts: list[_Receipt] = []
+    reason: str | None = None
+
+
+class ReceivedMessage:
+    """A message and its lease. Times are milliseconds since 1970 UTC; `delivery_attempt` is 1 at first."""
+
+    __slots__ = (
+        "_batch", "_row", "body", "born_ts", "delivery_attempt", "key", "offset", "origin", "properties", "queue",
+        "store_ts", "tag",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        batch: MessageBatch,
+        row: int,
+        queue: int,
+        offset: int,
+        store_ts: int,
+        born_ts: int | None,
+        key: bytes | None,
+        tag: str | None,
+        properties: Mapping[str, str],
+        body: bytes,
+        origin: str | None,
+        delivery_attempt: int,
+    ) -> None:
+        self._batch = batch
+        self._row = row
+        self.queue = queue
+        self.offset = offset
+        self.store_ts = store_ts
+        self.born_ts = born_ts
+        self.key = key
+        self.tag = tag
+        self.properties = properties
+        self.body = body
+        self.origin = origin
+        self.delivery_attempt = delivery_attempt
+
+    def __repr__(self) -> str:
+        return f"ReceivedMessage(queue={self.queue}, offset={self.offset}, key={self.key!r}, {len(self.body)} bytes)"
+
+    @property
+    def text(self) -> str:
+        """The body as UTF-8."""
+        return self.body.decode()
+
+    @property
+    def settled(self) -> bool:
+        return not self._batch.is_open[self._row]
+
+    async def ack(self) -> str:
+        """Done with it; waits for the answer: ok, already, redelivered, void or unknown."""
+        return await self._batch.settler.ack_one(self._batch.lease_id(self._settle()))
+
+    async def nack(self, delay_ms: int = 0) -> str:
+        """Hand it out again, after `delay_ms`."""
+        return await self._batch.settler.nack_one(self._batch.lease_id(self._settle()), delay_ms)
+
+    async def extend(self, lease_ms: int) -> str:
+        """Its lease ends `lease_ms` from now. (Consumers extend leases by themselves.)"""
+        return await self._batch.settler.extend_one(self._batch.lease_id(self._row), lease_ms)
+
+    def ack_soon(self) -> None:
+        """Done with it; the ack travels with others shortly. Does nothing when it was settled before."""
+        if self._batch.is_open[self._row]:
+            self._batch.settler.ack_rows(self._batch.receipt, [self._batch.relative[self._settle()]])
+
+    def _settle(self) -> int:
+        self._batch.is_open[self._row] = 0
+        return self._row
+
+
+class MessageBatch:
+    """Rows of one lease. `batch`: columns of TIER_SCHEMA and `delivery_attempt`; `relative[i]`: row i's number in
+    the receipt; `until`: when the lease ends, in the client's monotonic seconds."""
+
+    def __init__(
+        self, batch: pa.RecordBatch, receipt: str, relative: Sequence[int], settler: Settler, until: float
+    ) -> None:
+        self.batch = batch
+        self.receipt = receipt
+        self.relative = relative
+        self.settler = settler
+        self.first_until = self.until = until
+        self.is_open = bytearray(b"\x01" * batch.num_rows)
+
+    def __len__(self) -> int:
+        return len(self.is_open)
+
+    @property
+    def queue(self) -> int:
+        return int(self.batch.column("queue")[0].as_py())
+
+    @property
+    def settled(self) -> bool:
+        return 1 not in self.is_open
+
+    def lease_id(self, row: int) -> str:
+        return f"{self.receipt}.{self.relative[row]}"
+
+    def open_rows(self) -> list[int]:
+        """Rows not yet acked or nacked, as numbers in the receipt."""
+        return [number for number, is_open in zip(self.relative, self.is_open, strict=True) if is_open]
+
+    async def ack(self) -> str:
+        """Done with all rows that are still open, in one item; waits for the answer."""
+        return await self.settler.ack_receipt(self.receipt, self._close())
+
+    async def nack(self, delay_ms: int = 0) -> None:
+        """Hand the rows that are still open out again, after `delay_ms`."""
+        await self.settler.nack_rows(self.receipt, self._close(), delay_ms)
+
+    async def extend(self, lease_ms: int) -> None:
+        """The lease of the rows that are still open ends `lease_ms` from now."""
+        await self.settler.extend_rows(self.receipt, self.open_rows(), lease_ms)
+
+    def ack_soon(self) -> None:
+        """As `ack`, without waiting."""
+        self.settler.ack_rows(self.receipt, self._close())
+
+    def _close(self) -> list[int]:
+        rows = self.open_rows()
+        self.is_open = bytearray(len(self.is_open))
+        return rows
+
+    def messages(self) -> Iterable[ReceivedMessage]:
+        """Its rows one by one."""
+        column = self.batch.column
+        count = len(self)
+        return map(
+            ReceivedMessage,
+            [self] * count,
+            range(count),
+            column("queue").to_pylist(),
+            column("offset").to_pylist(),
+            column("store_ts").cast(pa.int64()).to_pylist(),
+            column("born_ts").cast(pa.int64()).to_pylist(),
+            column("key").to_pylist(),
+            column("tag").to_pylist(),
+            properties_of(column("properties")),
+            column("body").to_pylist(),
+            column("origin").to_pylist(),
+            column("delivery_attempt").to_pylist(),
+        )
+
+
+def properties_of(column: pa.MapArray) -> list[dict[str, str]]:
+    """A dictionary for each row; empty for null."""
+    if column.null_count == len(column):
+        return [{} for _ in range(len(column))]
+    return [dict(pairs) if pairs else {} for pairs in column.to_pylist()]
+
+
+def decode_receive(body: bytes, settler: Settler, until: float) -> tuple[list[MessageBatch], str | None]:
+    """A receive's Arrow answer as batches, one for each receipt, and why it is empty if it says so."""
+    try:
+        reader = pa.ipc.open_stream(body)
+        beside = msgspec.json.decode((reader.schema.metadata or {}).get(METADATA_KEY, b"{}"), type=_Beside)
+        table = reader.read_all()
+    except (pa.ArrowException, msgspec.DecodeError) as error:
+        raise UnknownProblem(f"an answer that is not as expected: {error}") from error
+    batches = []
+    at = 0
+    for receipt in beside.receipts:
+        relative = numbers(receipt.rows)
+        rows = table.slice(at, len(relative)).combine_chunks().to_batches()
+        at += len(relative)
+        if sum(batch.num_rows for batch in rows) != len(relative):
+            raise UnknownProblem("an answer whose receipts name more messages than it holds")
+        batches += [MessageBatch(batch, receipt.receipt, relative, settler, until) for batch in rows]
+    return batches, beside.reason
+
+
+def numbers(rows: str) -> list[int]:
+    """`0-2,7` as [0, 1, 2, 7]."""
+    found: list[int] = []
+    for part in rows.split(",") if rows else []:
+        first, _, last = part.partition("-")
+        found.extend(range(int(first), int(last or first) + 1))
+    return found
+
+
+def beside_of(table: pa.Table) -> dict[str, Any]:
+    """What an Arrow answer says beside its rows."""
+    found = msgspec.json.decode((table.schema.metadata or {}).get(METADATA_KEY, b"{}"))
+    return found if isinstance(found, dict) else {}

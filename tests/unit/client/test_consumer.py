@@ -1,0 +1,184 @@
+"""The consumer against a service that hands out prepared receives and notes what is settled."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from millpond.client.connection import Connection
+from millpond.client.consumer import Consumer
+from millpond.client.received import numbers
+from millpond.client.settler import ranges
+from millpond.core import limits
+from millpond.core.errors import Conflict, NotFound
+
+from .conftest import FakeService, arrow_answer, problem
+
+
+def rows(first: int, count: int, queue: int = 0) -> list[dict[str, Any]]:
+    return [{"queue": queue, "offset": first + i, "body": b"%d" % (first + i)} for i in range(count)]
+
+
+def one_receipt(token: str, first: int, count: int) -> Any:
+    return arrow_answer(rows(first, count), {"receipts": [{"receipt": token, "queue": 0, "rows": f"0-{count - 1}"}]})
+
+
+async def test_loop_acks_what_it_has_finished(service: FakeService, connection: Connection) -> None:
+    """Each message is acked when the next is asked for; the one in hand at break is handed back at close."""
+    service.receives.append(one_receipt("T", 100, 5))
+    seen = []
+    async with Consumer("t", "g", connection=connection) as consumer:
+        async for message in consumer:
+            seen.append((message.offset, message.body, message.delivery_attempt))
+            if len(seen) == 3:
+                break
+    assert seen == [(100, b"100", 1), (101, b"101", 1), (102, b"102", 1)]
+    assert service.settled_rows("acks") == ["T.0", "T.1"]
+    assert service.settled_rows("nacks") == ["T.2", "T.3", "T.4"]
+
+
+async def test_explicit_settles_answer_their_status(service: FakeService, connection: Connection) -> None:
+    """ack, nack and extend answer what the service said of that message, and are not acked again by the loop."""
+    service.receives.append(one_receipt("T", 0, 4))
+    service.statuses = {"T.0": "redelivered", "T.1": "already"}
+    async with Consumer("t", "g", connection=connection) as consumer:
+        messages = [await anext(consumer)]
+        assert await messages[0].ack() == "redelivered"
+        messages.append(await anext(consumer))
+        assert await messages[1].nack(delay_ms=500) == "already"
+        messages.append(await anext(consumer))
+        assert await messages[2].extend(60_000) == "ok"
+        await anext(consumer)
+    assert service.settled_rows("acks") == ["T.0", "T.2"]
+    assert service.settled_rows("nacks") == ["T.1", "T.3"]
+    assert {"lease_id": "T.1", "delay_ms": 500} in service.settled[1]["nacks"]
+    assert service.settled_rows("extends") == ["T.2"]
+
+
+async def test_batches(service: FakeService, connection: Connection) -> None:
+    """Batches are one for each receipt, know their rows, and are acked as a range."""
+    answer = arrow_answer(
+        [*rows(10, 2), *rows(14, 1), *rows(7, 2, queue=3)],
+        {"receipts": [{"receipt": "A", "queue": 0, "rows": "0-1,4"}, {"receipt": "B", "queue": 3, "rows": "0-1"}]},
+    )
+    service.receives.append(answer)
+    found = []
+    async with Consumer("t", "g", connection=connection) as consumer:
+        async for batch in consumer.batches():
+            found.append((batch.queue, batch.batch.column("offset").to_pylist()))
+            if batch.queue == 3:
+                assert await batch.ack() == "ok"
+                break
+    assert found == [(0, [10, 11, 14]), (3, [7, 8])]
+    acks = [item for call in service.settled for item in call.get("acks", [])]
+    assert {"receipt": "A", "rows": "0-1,4"} in acks
+    assert {"receipt": "B", "rows": "0-1"} in acks
+    assert service.settled_rows("nacks") == []
+
+
+async def test_acks_travel_together(service: FakeService, connection: Connection) -> None:
+    """A thousand automatic acks are few calls and few ranges."""
+    service.receives.append(one_receipt("T", 0, 1000))
+    async with Consumer("t", "g", connection=connection) as consumer:
+        count = 0
+        async for _ in consumer:
+            count += 1
+            if count == 1000:
+                break
+    assert service.settled_rows("acks") == sorted(f"T.{row}" for row in range(999))
+    assert len(service.settled) <= 5
+
+
+async def test_prefetch_is_bounded(service: FakeService, connection: Connection) -> None:
+    """It asks for no more than the prefetch leaves room for, and stops when that is full."""
+    service.receives += [one_receipt("A", 0, 10), one_receipt("B", 10, 5)]
+    async with Consumer("t", "g", connection=connection, prefetch=15) as consumer:
+        await anext(consumer)
+        for _ in range(14):
+            await anext(consumer)
+    asked = [request for request in service.requests if request.path.endswith("/receive")]
+    assert len(asked) >= 2
+    assert {json.loads(request.body)["max_messages"] for request in asked} <= {15, 5, 10}
+
+
+async def test_group_is_made_once(service: FakeService, connection: Connection) -> None:
+    """A group that is not there is made with start and filter; one that is there keeps its start."""
+    async with Consumer("t", "g", connection=connection, start="earliest", tag="a || b"):
+        pass
+    assert service.groups["g"] == {"start": "earliest", "filter": {"tag": "a || b"}}
+    async with Consumer("t", "g", connection=connection):
+        pass
+    assert [request.method for request in service.requests if request.path.endswith("/g")] == ["GET", "PUT", "GET"]
+
+
+async def test_unknown_topic_and_other_filter(service: FakeService, connection: Connection) -> None:
+    """What is wrong with topic or filter is told at start."""
+    service.faults.append(lambda _: problem(404, "topic_not_found", "no such topic"))
+    with pytest.raises(NotFound):
+        async with Consumer("t", "g", connection=connection):
+            pass
+    service.groups["g"] = {"start": "latest", "filter": {"tag": "x"}}
+    service.faults += [lambda _: None, lambda _: problem(409, "filter_differs", "other")]
+    with pytest.raises(Conflict):
+        async with Consumer("t", "g", connection=connection, tag="y"):
+            pass
+
+
+async def test_receive_failure_reaches_the_loop(service: FakeService, connection: Connection) -> None:
+    """When receiving stops for good, whoever waits for a message is told why."""
+    service.groups["g"] = {}
+    service.faults += [lambda _: None, lambda _: problem(404, "topic_not_found", "deleted")]
+    async with Consumer("t", "g", connection=connection) as consumer:
+        with pytest.raises(NotFound, match="deleted"):
+            await anext(consumer)
+
+
+async def test_receive_is_repeated_with_its_attempt_id(service: FakeService, connection: Connection) -> None:
+    """A receive whose answer failed is repeated as the same attempt, so that its leases are not stranded."""
+    service.groups["g"] = {}
+    service.faults += [lambda _: None, lambda _: problem(503, "store_unavailable", "away")]
+    service.receives.append(one_receipt("T", 0, 1))
+    async with Consumer("t", "g", connection=connection) as consumer:
+        await anext(consumer)
+    asked = [json.loads(r.body)["attempt_id"] for r in service.requests if r.path.endswith("/receive")]
+    assert asked[0] == asked[1]
+
+
+async def test_leases_are_extended(service: FakeService, connection: Connection) -> None:
+    """While a message is in hand its lease is extended, and those of what waits behind it."""
+    service.receives.append(one_receipt("T", 0, 2))
+    async with Consumer("t", "g", connection=connection, lease_ms=60) as consumer:
+        await anext(consumer)
+        async with asyncio.timeout(5):
+            while not service.settled_rows("extends"):
+                service.settles.clear()
+                await service.settles.wait()
+    assert service.settled_rows("extends")[:2] == ["T.0", "T.1"]
+
+
+async def test_close_ends_a_waiting_loop(service: FakeService, connection: Connection) -> None:
+    """Closing from elsewhere ends `async for` and `receive` instead of leaving them waiting."""
+    consumer = Consumer("t", "g", connection=connection)
+    await consumer.start()
+
+    async def loop() -> int:
+        return len([message async for message in consumer])
+
+    task = asyncio.create_task(loop())
+    await asyncio.sleep(0)
+    await consumer.close()
+    assert await task == 0
+    assert await consumer.receive(0) is None
+
+
+def test_ranges_of_rows() -> None:
+    """Rows and their text forms are inverse, and a text never has more ranges than the service takes."""
+    assert ranges([0, 1, 2, 7, 9, 10]) == ["0-2,7,9-10"]
+    assert ranges([]) == []
+    odd = list(range(1, 6 * limits.RECEIPT_RANGES, 2))
+    texts = ranges(odd)
+    assert [row for text in texts for row in numbers(text)] == odd
+    assert all(text.count(",") < limits.RECEIPT_RANGES for text in texts)
