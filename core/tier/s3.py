@@ -72,14 +72,11 @@ class S3Objects:
             answer = await self._call(
                 "replace", key, lambda s3: s3.put_object(Bucket=self._bucket, **request), len(data)
             )
-        except NotFound:
-            raise Conflict("object_exists", f"{key} is not the version that was read: it is gone") from None
-        except Conflict:
+        except (Conflict, NotFound):
             # An earlier attempt whose answer was lost may have been the one that changed it.
-            head = await self._call("head", key, lambda s3: self._head(s3, name))
-            if _sha256(head) != sha256:
-                raise
-            return str(head["ETag"])
+            if (theirs := await self._etag_if(key, name, sha256)) is not None:
+                return theirs
+            raise Conflict("object_exists", f"{key} in {self.url} is not the version that was read") from None
         return str(answer["ETag"])
 
     async def get(self, key: str, first: int = 0, end: int | None = None) -> bytes:
@@ -135,6 +132,14 @@ class S3Objects:
         answer = await self._call("list", prefix, lambda s3: s3.list_objects_v2(Bucket=self._bucket, **request))
         contents: Sequence[dict[str, Any]] = answer.get("Contents", [])
         return contents
+
+    async def _etag_if(self, key: str, name: str, sha256: str) -> str | None:
+        """The etag of what is there now, when it has this checksum."""
+        try:
+            head = await self._call("head", key, lambda s3: self._head(s3, name))
+        except NotFound:
+            return None
+        return str(head["ETag"]) if _sha256(head) == sha256 else None
 
     def _head(self, s3: Any, name: str) -> Any:
         return s3.head_object(Bucket=self._bucket, Key=name, ChecksumMode="ENABLED")

@@ -69,7 +69,7 @@ def seaweedfs(credentials: None, tmp_path_factory: pytest.TempPathFactory) -> It
     flags += [f"-{role}.port.grpc={ports[2 * i + 1]}" for i, role in enumerate(roles)]
     flags += ["-filer", "-s3", "-s3.port.iceberg=0", "-s3.port.lance=0", f"-s3.config={folder / 's3.json'}"]
     command = [weed, "server", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-volume.max=20", *flags]
-    with (folder / "log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as server:  # noqa: S603 (our own command)
+    with (folder / "log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as server:  # noqa: S603
         try:
             endpoint = f"http://127.0.0.1:{ports[-2]}"
             make_bucket(endpoint)
@@ -192,18 +192,30 @@ async def test_replace_is_compare_and_set(objects: ObjectStore) -> None:
     assert await objects.get("m") == b"two"
 
 
+KEYS = ["v1/a-b", "v1/a.b", "v1/a/1", "v1/a/2/x", "v1/aa/1", "v1/b", "w/a"]
+
+
 async def test_list(objects: ObjectStore) -> None:
-    """Keys with the prefix come in the order of the keys, after a given one, at most so many."""
-    keys = ["v1/a-b", "v1/a.b", "v1/a/1", "v1/a/2/x", "v1/a/2", "v1/aa/1", "v1/b", "w/a"]
-    keys.remove("v1/a/2")  # on a directory a key cannot be another key's folder
-    for key in keys:
+    """A listing holds the keys with the prefix, and their sizes."""
+    for key in KEYS:
         await put(objects, key, key.encode())
-    assert [meta.key for meta in await objects.list("v1/")] == sorted(key for key in keys if key.startswith("v1/"))
+    assert {m.key: m.bytes for m in await objects.list("v1/")} == {k: len(k) for k in KEYS if k.startswith("v1/")}
     assert [meta.key for meta in await objects.list("v1/a/")] == ["v1/a/1", "v1/a/2/x"]
-    assert [meta.key for meta in await objects.list("v1/a")] == ["v1/a-b", "v1/a.b", "v1/a/1", "v1/a/2/x", "v1/aa/1"]
-    assert [meta.key for meta in await objects.list("v1/", after="v1/a/1", limit=2)] == ["v1/a/2/x", "v1/aa/1"]
-    assert [meta.bytes for meta in await objects.list("w")] == [3]
+    assert {meta.key for meta in await objects.list("v1/a")} == {k for k in KEYS if k.startswith("v1/a")}
+    assert [meta.key for meta in await objects.list("v1/a/", after="v1/a/1")] == ["v1/a/2/x"]
+    assert [meta.key for meta in await objects.list("w")] == ["w/a"]
     assert await objects.list("nothing/") == []
+
+
+async def test_list_in_pages(objects: ObjectStore) -> None:
+    """Going on after the last key of each page meets every key once."""
+    for key in KEYS:
+        await put(objects, key, b"")
+    seen: list[str] = []
+    while page := await objects.list("", after=seen[-1] if seen else "", limit=2):
+        assert len(page) <= 2
+        seen += [meta.key for meta in page]
+    assert sorted(seen) == KEYS
 
 
 @pytest.mark.parametrize("key", ["", "/a", "a//b", "../a", "a/../b", "a/.hidden", "a/", "a\\b", "a\nb", "x" * 300])
