@@ -9,7 +9,13 @@ from __future__ import annotations
 import hmac
 import os
 import secrets
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from aiohttp import web
+
+from millpond.core.errors import Unauthenticated
+from millpond.core.http.routing import Scope
 
 SECRET_HEADER = "Millpond-Cluster-Secret"  # noqa: S105 - the header's name, not a secret
 SECRET_CHARS_LEAST = 32
@@ -46,3 +52,33 @@ def load_secret(path: Path) -> str:
 def same_secret(given: str | None, secret: str) -> bool:
     """Compared in constant time; None and text outside ASCII are never the same."""
     return given is not None and hmac.compare_digest(given.encode(), secret.encode())
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Another part of the same cluster, as a principal: of no tenant, trusted with all of them."""
+
+    tenant_id: int = 0
+    tenant: str = ""
+    key_id: str = ""
+    scopes: list[str] = field(default_factory=list)
+
+
+_PEER = Peer()
+
+
+class SecretGate:
+    """The gate of an internal listener: the cluster's secret for every route that has a scope."""
+
+    def __init__(self, secret: str) -> None:
+        assert len(secret) >= SECRET_CHARS_LEAST, "an internal listener never goes without a secret"
+        self._secret = secret
+
+    def known(self, request: web.BaseRequest, scope: Scope | None) -> Peer:
+        """Raises Unauthenticated."""
+        if scope is not None and not same_secret(request.headers.get(SECRET_HEADER), self._secret):
+            raise Unauthenticated("unauthenticated", f"{SECRET_HEADER} is missing or of another cluster")
+        return _PEER
+
+    async def admit(self, request: web.BaseRequest, scope: Scope | None) -> Peer:
+        return self.known(request, scope)
