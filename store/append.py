@@ -13,16 +13,16 @@ from typing import NamedTuple
 
 import google_crc32c
 
-from millpond.core.errors import BadRequest, DiskFull, MillpondError, TooLarge, Unavailable
-from millpond.core.frame import Sidecar, pack_parts, unpack_sidecar
+from millpond.core.errors import BadRequest, Conflict, DiskFull, MillpondError, TooLarge, Unavailable
+from millpond.core.frame import ProducerPart, Sidecar, pack_parts, unpack_sidecar
 from millpond.core.limits import BATCH_MESSAGES, PENDING_APPEND_BYTES, UNFLUSHED_WAIT_MS
 from millpond.core.schema import KNOWN_COLUMNS, PARTS
 from millpond.store.client import AppendOutcome, AppendRequest, AppendResult, Duplicate, QueueAppend
+from millpond.store.fold.producers import Checked, Verdict
 from millpond.store.fold.queues import QueueState
 from millpond.store.housekeeping import Housekeeping
 from millpond.store.tail import Tail
 from millpond.store.writer import Writer
-
 
 _PARTS_BYTES = 256  # room for one part of the parts table: a name and five numbers
 
@@ -124,16 +124,41 @@ class Appends:
     def _duplicates(self, queue: QueueState, append: QueueAppend, sidecar: Sidecar) -> list[Duplicate]:
         """Rows that repeat earlier messages. Raises Conflict for a part out of order, TooManyRequests."""
         fold = self._tail.fold
-        now_ms = self._tail.time.now_ms()
-        duplicates: list[Duplicate] = []
+        duplicates: dict[int, Duplicate] = {}
         for part in append.parts:
-            duplicates += fold.check_part(queue.ref.queue_id, part, now_ms)
+            for duplicate in _repeated(fold.producers.check(queue.ref.queue_id, part), part):
+                duplicates[duplicate.row] = duplicate
         if sidecar.dedup_hash is not None and append.dedup_window_ms > 0:
             assert sidecar.dedup_check is not None
-            seen = {duplicate.row for duplicate in duplicates}
-            duplicates += [
-                duplicate
-                for duplicate in fold.probe_dedup(queue.ref, sidecar.dedup_hash, sidecar.dedup_check, append, now_ms)
-                if duplicate.row not in seen
+            now_ms = self._tail.time.now_ms()
+            found = fold.dedup.probe(queue.ref, sidecar.dedup_hash, sidecar.dedup_check, now_ms, append.dedup_window_ms)
+            for duplicate in found:
+                duplicates.setdefault(duplicate.row, duplicate)
+        return [duplicates[row] for row in sorted(duplicates)]
+
+
+def _repeated(checked: Checked, part: ProducerPart) -> list[Duplicate]:
+    """A part's rows as duplicates, none when it comes next. Raises Conflict(out_of_order, unknown_producer).
+
+    A part too old to know its offsets by is a duplicate at offset -1.
+    """
+    match checked.verdict:
+        case Verdict.ACCEPT:
+            return []
+        case Verdict.DUPLICATE:
+            offsets = checked.offsets or [-1] * part.rows
+            return [
+                Duplicate(part.row + row, offset, checked.store_ts) for row, offset in enumerate(offsets[: part.rows])
             ]
-        return duplicates
+        case Verdict.OUT_OF_ORDER:
+            raise Conflict(
+                "out_of_order",
+                f"producer {part.producer_id}: its last sequence here is {checked.stored_last}, "
+                f"and this part names {part.previous} as its previous",
+                last=checked.stored_last,
+            )
+        case Verdict.UNKNOWN_PRODUCER:
+            raise Conflict(
+                "unknown_producer",
+                f"producer {part.producer_id} has no session here, or it has ended: open one with previous null",
+            )

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from msgspec.structs import asdict
+from millpond.store.delivery import Delivery
 
 from millpond.core.clock import Clock, Random
 from millpond.core.config import StoreConfig, TierConfig
@@ -29,7 +29,6 @@ from millpond.store.checkpoint import VERSION, Checkpoint, Checkpoints, Head
 from millpond.store.client import StoreStatus
 from millpond.store.commitlog import FOLDER as LOG_FOLDER
 from millpond.store.commitlog import CommitLog
-from millpond.store.delivery import Delivery
 from millpond.store.delivery_log import EngineLog
 from millpond.store.disk import Disk
 from millpond.store.fold.fold import Fold
@@ -150,7 +149,7 @@ class Engine:
         self.delivery_log = EngineLog(self.tail, self.writer, self.directory, self.reader, self.reads)
         self.delivery = Delivery(self.delivery_log, self.fold.cursors, self.time.now_ms)
         self.seal_source = EngineSealSource(config.group, self.tail, self.reader, self._tier.seal_bytes)
-        self.sealer = Sealer(self.seal_source, self._objects, self._metadata, self._tier, self._clock, self._random)
+        self.sealer = Sealer(self.seal_source, self._metadata, self._objects, self._tier, self._clock, self._random)
         self.retention = Retention(
             self.tail,
             self.writer,
@@ -179,7 +178,7 @@ class Engine:
         spawn(self.housekeeping.index_loop(), "store indexes")
         spawn(self.housekeeping.checkpoint_loop(), "store checkpoints")
         spawn(self.retention.loop(self.housekeeping), "store retention")
-        spawn(self.sealer.run(), "store sealer")
+        spawn(self.sealer.loop(), "store sealer")
         self.writer.wake()
         self.housekeeping.rolled()
 
@@ -262,7 +261,7 @@ class Engine:
             "segments_recycled_total": float(self.housekeeping.segments_recycled),
             "segments": float(len(log.segments)),
             "unflushed_bytes": float(log.tail - log.flushed),
-            **{f"seal_{name}_total": float(value) for name, value in asdict(self.sealer.counters).items() if name != "last_error"},
+            **self.sealer.counters(),
         }
         return StoreStatus(
             self.config.group,

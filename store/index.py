@@ -306,6 +306,7 @@ class OpenIndex:
             "index.frames": pa.table(frames),
             "index.hashes": pa.table({"tag": np.array(self._tags.values), "key": np.array(self._keys.values)}),
             "index.times": pa.table({"ts": times["ts"], "position": times["position"].astype(np.int64)}),
+            "index.bounds": pa.table({"first_ts": [self.first_ts], "last_ts": [self.last_ts]}),
         }
 
     @staticmethod
@@ -325,8 +326,8 @@ class OpenIndex:
         for start, end in zip(bounds, [*bounds[1:], len(queues)], strict=True):
             numbers = order[start:end]
             index._by_queue[int(queues[start])] = (columns["first"][numbers].tolist(), numbers.tolist())
-        if index._times:
-            index.first_ts = index._times[0][0]
+        bounds_row = tables["index.bounds"].to_pylist()[0]
+        index.first_ts, index.last_ts = bounds_row["first_ts"], bounds_row["last_ts"]
         return index
 
 

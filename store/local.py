@@ -109,14 +109,14 @@ class LocalStore:
 
     async def producers(self, queue_ids: list[int], producer_id: str) -> list[ProducerState]:
         self._check()
-        states = self.engine.fold.producers.states(queue_ids, producer_id)
+        states = self._sessions(queue_ids, producer_id)
         if states:
             await self._accepted(self.engine.writer.flushed(self.engine.log.tail), CALL_MS)
         return states
 
     async def close_producer(self, queue_ids: list[int], producer_id: str) -> None:
         self._check()
-        known = [state.queue_id for state in self.engine.fold.producers.states(queue_ids, producer_id)]
+        known = [state.queue_id for state in self._sessions(queue_ids, producer_id)]
         await self._operations([ops.ProducerClose(queue_id, producer_id) for queue_id in known])
 
     async def seal(self, topic_id: int, deadline_ms: int) -> dict[int, int]:
@@ -132,6 +132,10 @@ class LocalStore:
 
     async def status(self) -> StoreStatus:
         return self.engine.status()
+
+    def _sessions(self, queue_ids: list[int], producer_id: str) -> list[ProducerState]:
+        states = (self.engine.fold.producers.state(queue_id, producer_id) for queue_id in queue_ids)
+        return [state for state in states if state is not None]
 
     # -- how calls are made ----------------------------------------------------------------------------------
 

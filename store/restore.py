@@ -107,7 +107,7 @@ class _Replay:
             if header.kind == MESSAGES:
                 self._fold_messages(header, sidecar)
             elif header.kind == STATE:
-                self.fold.apply_state(payload, header.rows, header.store_ts)
+                self.fold.apply_state(payload, header.rows)
             if not header.flags & COPIED:
                 self.directory.open.note_time(header.store_ts, header.position)
 
@@ -146,7 +146,7 @@ class _Replay:
 
     def _skip_possible(self, position: int, end: int) -> list[tuple[int, int, int]]:
         """An unreadable range may have held messages of any queue: skip as many offsets as it can have held in every
-        queue that has none above it, rather than give one of them twice. 8 bytes of sidecar is the least a row takes."""
+        queue that has none above it, rather than give one of them twice. A row takes at least 8 bytes of sidecar."""
         most = (end - position) // 8
         lost: list[tuple[int, int, int]] = []
         for queue in self.fold.queues:

@@ -144,7 +144,7 @@ class Tail:
     def operation(self, operation: ops.Operation) -> Placed:
         """Append one operation as a frame of its own, and fold it."""
         placed = self.state(ops.encode(operation), 1)
-        self.fold.apply(operation)
+        self.fold.perform(operation)
         return placed
 
     def open_queue(self, ref: QueueRef, first_offset: int) -> QueueState:

@@ -66,8 +66,8 @@ class Waiters:
 class Writer:
     """Writes and flushes the tail of `log`.
 
-    `gather` appends what is pending in memory (state changes) before each write, True when all of it had room; `confirmed` is called when the
-    confirmed position has moved; `now_ms` stamps marks.
+    `gather` appends what is pending in memory (state changes) before each write, True when all of it had room;
+    `confirmed` is called when the confirmed position has moved; `now_ms` stamps marks.
     """
 
     def __init__(

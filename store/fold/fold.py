@@ -36,34 +36,45 @@ class Fold:
             assert queue is not None and sidecar.dedup_check is not None
             self.dedup.record(queue.ref, sidecar.dedup_hash, sidecar.dedup_check, first, store_ts)
 
-    def apply_state(self, payload: bytes, operations: int, store_ts: int) -> None:
-        """A state frame of the log. Raises NewerFormat."""
-        for operation in ops.decode(payload, operations):
-            self.apply(operation)
+    def apply_state(self, payload: bytes, operations: int) -> None:
+        """A state frame of the log is replayed. Raises NewerFormat."""
+        for operation in self.cursors.apply(payload, operations):
+            self._others(operation)
 
-    def apply(self, operation: ops.Operation) -> None:
+    def perform(self, operation: ops.Operation) -> None:
+        """An operation was appended just now (not one of cursors: those are folded first, and gathered)."""
         match operation:
-            case ops.CursorDelta():
-                self.cursors.apply_delta(operation)
+            case ops.QueueTrim(queue_id, start_offset):
+                self.cursors.trim_queue(queue_id, start_offset)
+            case ops.QueueDrop(queue_id):
+                self.cursors.drop_queue(queue_id)
+            case _:
+                pass
+        self._others(operation)
+
+    def _others(self, operation: ops.Operation) -> None:
+        match operation:
             case ops.QueueOpen(queue, first_offset):
                 self.queues.open(queue, first_offset)
             case ops.QueueTrim(queue_id, start_offset):
                 self.queues.trim(queue_id, start_offset)
             case ops.QueueDrop(queue_id):
+                dropped = self.queues.get(queue_id)
                 self.queues.drop(queue_id)
-                self.cursors.drop_queue(queue_id)
                 self.producers.drop_queue(queue_id)
-            case ops.GroupDrop(group):
-                self.cursors.drop_group(group)
+                if dropped is not None and not self.queues.of_topic(dropped.ref.topic_id):
+                    self.dedup.drop_topic(dropped.ref.topic_id)
             case ops.ProducerClose(queue_id, producer_id):
                 self.producers.close(queue_id, producer_id)
+            case _:
+                pass
 
     # -- state that waits for the next frame -------------------------------------------------------------------
 
     @property
     def has_state(self) -> bool:
         """Whether changes of cursors wait to be gathered."""
-        return bool(self.cursors.dirty)
+        return self.cursors.changed
 
     def take_state(self) -> tuple[bytes, int]:
         """The changes of cursors since the last call: the payload of a state frame, and its operations."""

@@ -1,8 +1,8 @@
 """What the fold knows of queues: where each begins and ends.
 
 `start_offset` is where reading may begin (retention raises it), `next_offset` where the next message goes.
-`confirmed_end`, `local_offset`, `tiered_to` and what is unsealed are not part of the fold: they say what is confirmed, on this disk
-and in the tier, and are worked out anew at start.
+`confirmed_end`, `local_offset`, `tiered_to` and what is unsealed are not part of the fold: they say what is
+confirmed, on this disk and in the tier, and are worked out anew at start.
 """
 
 from __future__ import annotations

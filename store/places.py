@@ -1,0 +1,112 @@
+"""Where groups may find something: what delivery keeps in memory beside the cursors.
+
+A `Place` is one cursor's surroundings, a `Group` those of all its cursors in this store. `ready` names the queues
+that may have something to hand out, in turn; an empty receive and a wake-up look at no others, so ten thousand idle
+queues cost nothing. Readiness may be wrong in one direction only: a queue with something to give is always in it,
+unless its due time lies ahead (`DueTimes`), its table is full (`full`) or a claim is out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections import OrderedDict
+from typing import NamedTuple
+
+from millpond.store.client import GroupRef, QueueRef
+from millpond.store.fold.cursors import Cursor
+from millpond.store.fold.unsettled import NEVER
+from millpond.store.waiters import WaiterCount, Waiters
+
+
+class OpenClaim(NamedTuple):
+    """A cold range that a proxy reads and filters; nothing new is handed out of the queue until then."""
+
+    number: int
+    first: int
+    end: int
+    until: int
+
+
+class Place:
+    __slots__ = ("claim", "cursor", "group", "lock", "noted_due")
+
+    def __init__(self, group: Group, cursor: Cursor) -> None:
+        self.group = group
+        self.cursor = cursor
+        self.lock = asyncio.Lock()  # held while a receive decides what to hand out, which may read the index
+        self.claim: OpenClaim | None = None
+        self.noted_due = NEVER  # the earliest time that DueTimes holds for it
+
+    @property
+    def queue_id(self) -> int:
+        return self.cursor.queue.queue_id
+
+    def claimed(self, now: int) -> bool:
+        """Whether new messages are out for filtering; a claim that has run out is forgotten."""
+        if self.claim is not None and self.claim.until <= now:
+            self.claim = None
+        return self.claim is not None
+
+
+class Group:
+    __slots__ = ("checked", "favour_due", "full", "places", "ready", "ref", "waiters")
+
+    def __init__(self, ref: GroupRef, count: WaiterCount) -> None:
+        self.ref = ref
+        self.places: dict[int, Place] = {}  # by queue id
+        self.ready: OrderedDict[int, None] = OrderedDict()  # queue ids, the next to be served first
+        self.full: dict[int, int] = {}  # queue id -> the bound it was found full at
+        self.waiters = Waiters(count)
+        self.favour_due = False  # whose turn it is when half of a receive is not a whole number
+        self.checked: list[QueueRef] | None = None  # the last list of queues that was found to have all its cursors
+
+    def rouse(self, queue_id: int) -> None:
+        """The queue may have something now: wake one that wants it."""
+        self.ready[queue_id] = None
+        if self.waiters:
+            self.waiters.wake(queue_id)
+
+    def pass_on(self) -> None:
+        """Somebody was served or left: if more is ready, wake the next."""
+        if self.waiters and not self.waiters.awake:
+            for queue_id in self.ready:
+                if self.waiters.wake(queue_id):
+                    return
+
+    def has_ready(self, wanted: frozenset[int] | None) -> bool:
+        return bool(self.ready) if wanted is None else not wanted.isdisjoint(self.ready)
+
+    def recheck_full(self, bound: int) -> None:
+        """A receive allows `bound` rows in flight: queues that were full at less may not be now."""
+        for queue_id in [queue_id for queue_id, at in self.full.items() if at < bound]:
+            del self.full[queue_id]
+            self.ready[queue_id] = None
+
+
+class DueTimes:
+    """When the next rows of which place fall due, over all groups: one heap, one timer at most."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, Place]] = []
+        self._pushed = 0  # breaks ties
+
+    @property
+    def earliest(self) -> int:
+        return self._heap[0][0] if self._heap else NEVER
+
+    def note(self, place: Place, due: int) -> None:
+        """Something of this place falls due at `due` (rows, or its claim)."""
+        if due < place.noted_due:
+            place.noted_due = due
+            self._pushed += 1
+            heapq.heappush(self._heap, (due, self._pushed, place))
+
+    def pop(self, now: int) -> list[Place]:
+        """The places of which something is due."""
+        places: list[Place] = []
+        while self._heap and self._heap[0][0] <= now:
+            place = heapq.heappop(self._heap)[2]
+            place.noted_due = NEVER
+            places.append(place)
+        return places

@@ -1,0 +1,96 @@
+"""The consume-queue index: by segment, in memory and as a file."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from millpond.store import index as idx
+from millpond.store.index import OpenIndex
+
+
+def hashes(*values: int) -> np.ndarray:
+    return np.array(values, np.uint32)
+
+
+def some_index() -> OpenIndex:
+    """Two queues, three frames of queue 7 and one of queue 5."""
+    index = OpenIndex(1 << 20)
+    index.add(7, 100, 2, (1 << 20) + 0, 400, 300, hashes(1, 2), hashes(0, 0))
+    index.add(5, 0, 3, (1 << 20) + 400, 500, 350, hashes(3, 3, 3), hashes(9, 8, 9))
+    index.add(7, 102, 1, (1 << 20) + 904, 200, 90, hashes(4), hashes(6))
+    index.add(7, 103, 2, (1 << 20) + 1104, 300, 110, hashes(5, 6), hashes(0, 6))
+    index.note_time(1000, 1 << 20)
+    index.note_time(2000, (1 << 20) + 1104)
+    return index
+
+
+def decoded(index: OpenIndex) -> tuple[idx.IndexHead, np.ndarray, idx.ClosedIndex]:
+    data = b"".join(index.close())
+    head = idx.decode_head(data[: idx.HEAD_BYTES])
+    tables = idx.entries_position(head.entries)
+    entries = np.frombuffer(data[idx.HEAD_BYTES : tables], idx.ENTRY)
+    return head, entries, idx.decode_tables(head, data[tables:])
+
+
+def test_entries_go_on_across_frames() -> None:
+    """Consecutive offsets are found in one slice, whichever frames they stand in."""
+    entries = some_index().entries(7, 101, 10)
+    assert entries["tag_hash"].tolist() == [2, 4, 5, 6]
+    assert entries["position"].tolist() == [(1 << 20), (1 << 20) + 904, (1 << 20) + 1104, (1 << 20) + 1104]
+
+
+@pytest.mark.parametrize(("queue", "offset"), [(7, 99), (7, 105), (5, 3), (6, 0)])
+def test_an_offset_that_is_not_there_has_no_entry(queue: int, offset: int) -> None:
+    """Before, after and in an unknown queue: empty, not the nearest one."""
+    assert len(some_index().entries(queue, offset, 5)) == 0
+
+
+def test_a_closed_index_holds_the_same() -> None:
+    """The file sorts by (queue, offset) and joins consecutive frames into one run."""
+    head, entries, closed = decoded(some_index())
+    assert closed.runs["queue"].tolist() == [5, 7]
+    assert closed.runs["first"].tolist() == [0, 100]
+    assert closed.runs["count"].tolist() == [3, 5]
+    assert closed.runs["bytes"].tolist() == [350, 500]
+    assert entries["tag_hash"].tolist() == [3, 3, 3, 1, 2, 4, 5, 6]
+    assert (head.first_ts, head.last_ts) == (1000, 2000)
+
+
+def test_a_copied_frame_is_found_though_it_is_older() -> None:
+    """A frame copied forward has lower offsets than those before it; order in the file is by offset."""
+    index = some_index()
+    index.add(7, 50, 2, (1 << 20) + 1404, 200, 80, hashes(11, 12), hashes(0, 0))
+    assert index.entries(7, 50, 10)["tag_hash"].tolist() == [11, 12]
+    assert index.runs_of(7) == [(50, 52), (100, 105)]
+    _, _, closed = decoded(index)
+    assert closed.runs["first"].tolist() == [0, 50, 100]
+
+
+def test_a_snapshot_restores_the_open_index() -> None:
+    """What a checkpoint keeps answers as before, and goes on growing."""
+    index = some_index()
+    again = OpenIndex.load(index.base, index.snapshot())
+    again.add(5, 3, 1, (1 << 20) + 1404, 200, 80, hashes(13), hashes(0))
+    assert again.entries(5, 2, 5)["tag_hash"].tolist() == [3, 13]
+    assert again.times.tolist() == index.times.tolist()
+    assert again.last_ts == index.last_ts
+
+
+def test_key_positions_name_frames_once() -> None:
+    """A frame with the key in two rows is named once; other queues are not."""
+    index = some_index()
+    assert index.key_positions({5, 7}, 9) == [((1 << 20) + 400, 500)]
+    assert index.key_positions({7}, 9) == []
+    assert index.key_positions({5, 7}, 6) == [((1 << 20) + 904, 200), ((1 << 20) + 1104, 300)]
+
+
+@pytest.mark.parametrize("part", ["head", "tables"])
+def test_damage_is_noticed(part: str) -> None:
+    """A flipped bit in head or tables is a ValueError: the index is rebuilt, not believed."""
+    data = bytearray(b"".join(some_index().close()))
+    head = idx.decode_head(bytes(data[: idx.HEAD_BYTES]))
+    tables = idx.entries_position(head.entries)
+    data[20 if part == "head" else tables + 3] ^= 1
+    with pytest.raises(ValueError, match="damaged"):
+        idx.decode_tables(idx.decode_head(bytes(data[: idx.HEAD_BYTES])), bytes(data[tables:]))
