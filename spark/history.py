@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -19,6 +20,8 @@ from millpond.spark.plan import ClockName, HistoryPlan, fetch_plan
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
+
+_WILDCARD = re.compile(r"[{}\[\]*?\\]")
 
 
 def history(
@@ -157,5 +160,9 @@ def _through_source(spark: SparkSession, options: dict[str, str], bounds: dict[i
 
 
 def _address(url: str) -> str:
-    """How Hadoop names it: s3a instead of s3."""
-    return "s3a://" + url.removeprefix("s3://") if url.startswith("s3://") else url
+    """How Hadoop names it: s3a instead of s3, paths as they are (not percent-encoded), no character a wildcard."""
+    if url.startswith("s3://"):
+        url = "s3a://" + url.removeprefix("s3://")
+    elif url.startswith("file:"):
+        url = unquote(url)
+    return _WILDCARD.sub(r"\\\g<0>", url)

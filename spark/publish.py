@@ -1,0 +1,148 @@
+"""Publishing exactly once: one producer session per target queue, whose sequence numbers are source offsets.
+
+    source rows  17 18 21 40 | 41 55 ..       (gaps: what the filter dropped)
+    parts        previous 9, first 17, last 40 | previous 40, first 41, ..
+
+A part that was sent and not answered is sent again with the same boundaries, and the store tells the repeat. After a
+restart the store says where each session stands, and rows up to there are left out. Whatever was still on its way
+from the process before then only makes a part `out_of_order`: the session is asked again, and the rest goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millpond.core.errors import Conflict, NotFound
+from millpond.core.limits import BATCH_MESSAGES, MIB
+from millpond.core.schema import columns_of, message_schema
+from millpond.spark.http import ARROW, HttpClient, path_of
+
+PART_BYTES = 8 * MIB  # of bodies in one request, or one larger message: stays well below the batch limit
+OUT_OF_STEP_MOST = 5  # how often one part may find its session moved by a process that should be gone
+
+
+class NotPublished(RuntimeError):
+    """The target refused messages; the text says which and why."""
+
+
+class _Standing(msgspec.Struct, frozen=True):
+    queue: int
+    last: int
+
+
+class _Session(msgspec.Struct, frozen=True):
+    queues: list[_Standing] = []
+
+
+class _Taken(msgspec.Struct, frozen=True):
+    queue: int
+    count: int
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    ranges: list[_Taken] = []
+
+
+class Sessions:
+    """The sessions with id `session_id` in the queues of the topic `target`; made on first use."""
+
+    def __init__(self, client: HttpClient, target: str, session_id: str) -> None:
+        self._client = client
+        self._messages = path_of("topics", target, "messages")
+        self._producer = path_of("topics", target, "producers", session_id)
+        self._id = session_id
+        self.last = self._ask()
+
+    def publish(self, queue: int, rows: pa.RecordBatch, sequence: pa.Array) -> None:
+        """Append `rows` (columns of a message) to `queue`, except those it already has. `sequence` ascends."""
+        pending = rows.append_column("sequence", sequence)
+        for _ in range(OUT_OF_STEP_MOST):
+            last = self.last.get(queue)
+            if last is not None:
+                pending = pending.filter(pc.greater(pending.column("sequence"), last))
+            try:
+                for part in _parts(pending):
+                    self._send(queue, part)
+                return
+            except Conflict as error:
+                if error.code != "out_of_order":
+                    raise
+                self.last = self._ask()
+        raise NotPublished(f"{self._id}: another process keeps publishing the same replay to queue {queue}")
+
+    def close(self) -> None:
+        """Tell the store to forget the sessions. Idempotent."""
+        try:
+            self._client.call("DELETE", self._producer)
+        except NotFound:
+            return
+
+    def _ask(self) -> dict[int, int]:
+        """target queue -> last sequence that it has."""
+        try:
+            session = self._client.get(self._producer, _Session)
+        except NotFound as error:
+            if error.code != "producer_not_found":
+                raise
+            return {}
+        return {standing.queue: standing.last for standing in session.queues}
+
+    def _send(self, queue: int, part: pa.RecordBatch) -> None:
+        sequence = part.column("sequence")
+        last = sequence[-1].as_py()
+        header = {
+            "id": self._id,
+            "queue": queue,
+            "previous": self.last.get(queue),
+            "first": sequence[0].as_py(),
+            "last": last,
+        }
+        headers = {
+            "Millpond-Queue": str(queue),
+            "Millpond-Producer": msgspec.json.encode(header).decode(),
+            "Prefer": "return=minimal",
+        }
+        rows = part.drop_columns(["sequence"])
+        answer = self._client.call("POST", self._messages, _stream(rows), content_type=ARROW, headers=headers)
+        taken = sum(r.count for r in self._client.decode(answer, _Answer).ranges)
+        if taken != rows.num_rows:
+            raise NotPublished(
+                f"{self._id}: the target took {taken} of the messages {header['first']} to {last}: "
+                f"{answer.body[:300].decode(errors='replace')}"
+            )
+        self.last[queue] = last
+
+
+def message_rows(rows: pa.RecordBatch, origin: pa.Array) -> pa.RecordBatch:
+    """Rows of the tier as messages to publish: key, tag, properties, born_ts and body as they are, and `origin`."""
+    names = {"key", "tag", "properties", "born_ts"} & {
+        name for name in rows.schema.names if rows.column(name).null_count < rows.num_rows
+    }
+    schema = message_schema(columns_of({*names, "origin"}))
+    columns = [origin if field.name == "origin" else rows.column(field.name) for field in schema]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _parts(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Slices of at most BATCH_MESSAGES rows and about PART_BYTES of variable data (at least one row each)."""
+    sizes = pc.binary_length(rows.column("body")).to_numpy(zero_copy_only=False).astype(np.int64)
+    overhead = max(0, rows.nbytes - int(sizes.sum())) // max(1, rows.num_rows)
+    ends = np.cumsum(sizes + overhead)
+    first, done = 0, 0
+    while first < rows.num_rows:
+        end = int(np.searchsorted(ends, done + PART_BYTES, side="right"))
+        end = min(max(end, first + 1), first + BATCH_MESSAGES)
+        yield rows.slice(first, end - first)
+        first, done = end, int(ends[end - 1])
+
+
+def _stream(rows: pa.RecordBatch) -> memoryview:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as writer:
+        writer.write_batch(rows)
+    return memoryview(sink.getvalue())
