@@ -1,0 +1,263 @@
+"""Arrow IPC streams from strangers: bounded before they are decoded, validated before they are used.
+
+    stream   = message*  [end: FFFFFFFF 00000000]
+    message  = FFFFFFFF, i32 metadata length (a multiple of 8), metadata (flatbuffer `Message`), body
+    body     = the buffers its record batch lists by (offset, length); a compressed one begins with the i64 size it
+               claims to have once decompressed (-1: it stands as it is)
+
+`scan` reads framing and metadata with its own small flatbuffer reader, every access inside bounds, and adds up what
+decoding would allocate; only then may `Scanned.batches` let pyarrow decode, and `validate(full=True)` has the last
+word. Refused: what no current writer sends (metadata before V5, no continuation marker, big-endian) and anything
+after the end mark. A stream without end mark ends at a message boundary.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from millpond.core.errors import BadRequest, TooLarge
+from millpond.core.frame import CODEC_LZ4, CODEC_NONE, CODEC_ZSTD
+from millpond.core.limits import (
+    ARROW_BATCHES,
+    ARROW_METADATA_BYTES,
+    BATCH_BYTES,
+    BATCH_MESSAGES,
+    BATCH_OVERHEAD_BYTES,
+)
+
+MEDIA_TYPE = "application/vnd.apache.arrow.stream"
+DECODED_BYTES = BATCH_BYTES + BATCH_OVERHEAD_BYTES
+"""The most that all buffers of a stream may take once decompressed; also the most its body may have."""
+
+_V5 = 4  # MetadataVersion
+_SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3  # MessageHeader
+_CODECS = {0: CODEC_LZ4, 1: CODEC_ZSTD}  # CompressionType
+_BUFFERS = 256  # of one batch: ours has 20 at most
+_PREFIX = struct.Struct("<Ii")
+_CONTINUATION = 0xFFFFFFFF
+_READ_OPTIONS = pa.ipc.IpcReadOptions(use_threads=False)
+
+
+class _Broken(Exception):
+    """The bytes are not what they should be; never leaves this module."""
+
+
+class BatchMessage(NamedTuple):
+    """One record batch message: where it stands in the stream ([start, end), framing included), how many rows it
+    claims, its codec, and the bytes of its buffers once decompressed."""
+
+    start: int
+    end: int
+    rows: int
+    codec: int
+    decoded_bytes: int
+    dictionary: bool
+
+
+class Scanned:
+    """A stream whose framing and sizes are in bounds; nothing of its data has been looked at yet."""
+
+    def __init__(self, data: bytes, schema: pa.Schema, messages: list[BatchMessage]) -> None:
+        self.data = data
+        self.schema = schema
+        self.messages = messages
+        self.rows = sum(message.rows for message in messages)
+
+    def batches(self) -> list[pa.RecordBatch]:
+        """Decode and validate all batches; whoever calls this has agreed to the schema. Raises BadRequest."""
+        if any(message.dictionary for message in self.messages):
+            raise _malformed("dictionaries without a dictionary column")
+        try:
+            with pa.ipc.open_stream(pa.py_buffer(self.data), options=_READ_OPTIONS) as reader:
+                batches: list[pa.RecordBatch] = list(reader)
+            for batch in batches:
+                batch.validate(full=True)
+        except (pa.ArrowException, ValueError, OSError, NotImplementedError, UnicodeDecodeError) as error:
+            raise _malformed(str(error)) from error
+        if [batch.num_rows for batch in batches] != [message.rows for message in self.messages]:
+            raise _malformed("batches of another length than they claim")
+        return batches
+
+
+def scan(data: bytes) -> Scanned:
+    """Bounds of the stream in `data`. Raises BadRequest (malformed_body) and TooLarge (batch_too_large)."""
+    try:
+        return _scan(data)
+    except (_Broken, struct.error) as error:
+        raise _malformed(str(error)) from error
+
+
+def _malformed(why: str) -> BadRequest:
+    return BadRequest("malformed_body", f"the body is not a valid Arrow stream: {why[:200]}")
+
+
+def _scan(data: bytes) -> Scanned:
+    frames = _frames(data)
+    first = next(frames, None)
+    if first is None or first.kind != _SCHEMA:
+        raise _Broken("it does not begin with a schema")
+    schema = _schema(data, first)
+    messages: list[BatchMessage] = []
+    for frame in frames:
+        if len(messages) == ARROW_BATCHES:
+            raise TooLarge("batch_too_large", f"more than {ARROW_BATCHES} record batches", limit=ARROW_BATCHES)
+        messages.append(_batch(data, frame))
+    if sum(message.rows for message in messages if not message.dictionary) > BATCH_MESSAGES:
+        raise TooLarge("batch_too_large", f"more than {BATCH_MESSAGES} messages", limit=BATCH_MESSAGES)
+    if sum(message.decoded_bytes for message in messages) > DECODED_BYTES:
+        raise TooLarge("batch_too_large", f"more than {BATCH_BYTES} bytes once decompressed", limit_bytes=BATCH_BYTES)
+    return Scanned(data, schema, messages)
+
+
+class _Frame(NamedTuple):
+    """One encapsulated message: its place, its kind, its header table, and its body's place."""
+
+    start: int
+    kind: int
+    header: _Table
+    body: int
+    end: int
+
+
+def _frames(data: bytes) -> Iterator[_Frame]:
+    at = 0
+    while at < len(data):
+        continuation, metadata_bytes = _PREFIX.unpack_from(data, at)
+        if continuation != _CONTINUATION:
+            raise _Broken("a message does not begin with its continuation marker")
+        metadata_at = at + _PREFIX.size
+        if metadata_bytes == 0:
+            if metadata_at != len(data):
+                raise _Broken("bytes after its end")
+            return
+        if not 0 < metadata_bytes <= min(ARROW_METADATA_BYTES, len(data) - metadata_at) or metadata_bytes % 8:
+            raise _Broken("a message's metadata has an impossible length")
+        body = metadata_at + metadata_bytes
+        message = _root(data[metadata_at:body])
+        body_bytes = message.long(3)
+        if not 0 <= body_bytes <= len(data) - body or body_bytes % 8:
+            raise _Broken("a message's body has an impossible length")
+        if message.short(0) != _V5:
+            raise _Broken("its metadata version is not V5")
+        yield _Frame(at, message.byte(1), message.table(2), body, body + body_bytes)
+        at = body + body_bytes
+
+
+def _schema(data: bytes, frame: _Frame) -> pa.Schema:
+    if frame.end != frame.body or frame.header.short(0) != 0:
+        raise _Broken("its schema is big-endian or has a body")
+    try:
+        return pa.ipc.read_schema(pa.py_buffer(data)[frame.start : frame.end])
+    except (pa.ArrowException, ValueError, OSError, NotImplementedError, UnicodeDecodeError) as error:
+        raise _Broken(str(error)) from error
+
+
+def _batch(data: bytes, frame: _Frame) -> BatchMessage:
+    if frame.kind not in {_BATCH, _DICTIONARY}:
+        raise _Broken("a message is neither a record batch nor a dictionary")
+    dictionary = frame.kind == _DICTIONARY
+    table = frame.header.table(1) if dictionary else frame.header
+    rows = table.long(0)
+    if not 0 <= rows < 2**31:
+        raise _Broken("a batch has an impossible number of rows")
+    codec = CODEC_NONE
+    compression = table.optional_table(3)
+    if compression is not None:
+        if compression.byte(1) != 0 or compression.byte(0) not in _CODECS:
+            raise _Broken("its compression is neither lz4 nor zstd by buffer")
+        codec = _CODECS[compression.byte(0)]
+    decoded = _decoded_bytes(data, frame, table.pairs(2), codec)
+    return BatchMessage(frame.start, frame.end, rows, codec, decoded, dictionary)
+
+
+def _decoded_bytes(data: bytes, frame: _Frame, buffers: list[tuple[int, int]], codec: int) -> int:
+    """What the buffers take once decoded; overlapping ones count each time, so that none can be multiplied."""
+    total = 0
+    for offset, length in buffers:
+        if offset < 0 or length < 0 or offset % 8 or offset + length > frame.end - frame.body:
+            raise _Broken("a buffer lies outside its body")
+        total += _claimed(data, frame.body + offset, length) if codec and length else length
+    return total
+
+
+def _claimed(data: bytes, at: int, length: int) -> int:
+    if length < 8:
+        raise _Broken("a compressed buffer is cut short")
+    claimed = int.from_bytes(data[at : at + 8], "little", signed=True)
+    if claimed < -1:
+        raise _Broken("a compressed buffer claims a negative size")
+    return length - 8 if claimed == -1 else claimed
+
+
+# -- flatbuffers: just enough of them -------------------------------------------------------------------------
+
+_UINT, _INT, _LONG, _SHORT, _USHORT = (struct.Struct("<" + code) for code in "IiqhH")
+_PAIR = struct.Struct("<qq")
+
+
+class _Table:
+    """A flatbuffer table at `at`: fields by slot, a missing one is 0. Every access stays inside `data`."""
+
+    __slots__ = ("_at", "_data", "_slots", "_vtable")
+
+    def __init__(self, data: bytes, at: int) -> None:
+        self._data = data
+        self._at = at
+        self._vtable = at - self._read(_INT, at)
+        self._slots = (self._read(_USHORT, self._vtable) - 4) // 2
+
+    def _read(self, what: struct.Struct, at: int) -> int:
+        if not 0 <= at <= len(self._data) - what.size:
+            raise _Broken("its metadata points outside itself")
+        value: int = what.unpack_from(self._data, at)[0]
+        return value
+
+    def _field(self, slot: int) -> int:
+        """Where the field stands; 0 when it is missing (no field can stand at 0)."""
+        if slot >= self._slots:
+            return 0
+        offset = self._read(_USHORT, self._vtable + 4 + 2 * slot)
+        return self._at + offset if offset else 0
+
+    def long(self, slot: int) -> int:
+        at = self._field(slot)
+        return self._read(_LONG, at) if at else 0
+
+    def short(self, slot: int) -> int:
+        at = self._field(slot)
+        return self._read(_SHORT, at) if at else 0
+
+    def byte(self, slot: int) -> int:
+        at = self._field(slot)
+        if at >= len(self._data):
+            raise _Broken("its metadata points outside itself")
+        return self._data[at] if at else 0
+
+    def optional_table(self, slot: int) -> _Table | None:
+        at = self._field(slot)
+        return _Table(self._data, at + self._read(_UINT, at)) if at else None
+
+    def table(self, slot: int) -> _Table:
+        table = self.optional_table(slot)
+        if table is None:
+            raise _Broken("its metadata lacks a part")
+        return table
+
+    def pairs(self, slot: int) -> list[tuple[int, int]]:
+        """A vector of structs of two longs (FieldNode, Buffer)."""
+        at = self._field(slot)
+        if not at:
+            return []
+        at += self._read(_UINT, at)
+        count = self._read(_UINT, at)
+        if count > _BUFFERS or at + 4 + count * _PAIR.size > len(self._data):
+            raise _Broken("its metadata lists too much")
+        return list(_PAIR.iter_unpack(self._data[at + 4 : at + 4 + count * _PAIR.size]))
+
+
+def _root(metadata: bytes) -> _Table:
+    return _Table(metadata, _UINT.unpack_from(metadata, 0)[0])

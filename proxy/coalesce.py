@@ -1,0 +1,215 @@
+"""The coalescer: concurrent produces to one queue share one append.
+
+    send            nothing of that queue in flight: it goes in this turn of the loop; else it waits
+    append returns  everything that has gathered goes at once: single messages and small batches in one frame,
+                    large batches, session parts and idempotent batches each in a frame of their own, one request
+
+No timer: an idle queue adds no latency, a busy one fills its frames by itself. What waits is bounded; beyond the
+bound a produce is refused with `flush_behind` before anything of it is taken.
+
+An append belongs to the coalescer, not to whoever waits for it: a client that leaves changes nothing. An append whose
+outcome is unknown is never sent again from here; a client that gave a dedup id or a sequence may do it.
+
+When the store names duplicates it has appended nothing; the rows that are none go again, in their order
+(`proxy.frame_plan`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from millpond.core.clock import Clock, Random
+from millpond.core.errors import MillpondError, Unavailable
+from millpond.core.frame import ProducerPart
+from millpond.core.limits import (
+    BATCH_BYTES,
+    BATCH_MESSAGES,
+    CALL_MS,
+    COALESCE_BYTES,
+    GATHER_BYTES,
+    PENDING_APPEND_BYTES,
+    QUEUE_PENDING_ROWS,
+)
+from millpond.core.tasks import Tasks
+from millpond.metadata.client import QueueInfo, TopicInfo
+from millpond.proxy.encode import Rows, Sticky
+from millpond.proxy.frame_plan import FramePlan, Placed, PlacedSingle, WaitingBatch, WaitingSingle
+from millpond.proxy.incoming import Single
+from millpond.store.client import AppendRequest, QueueRef, StoreClient
+
+CALL_MARGIN_SECONDS = 5.0  # beyond the deadline the store was given: then its answer is lost
+SINGLE_BYTES = 64  # what one message takes beside its body and key, about
+
+
+class _Lane:
+    """What waits for one queue while an append of it is in flight; `topic` and `queue` as last seen."""
+
+    __slots__ = ("batches", "queue", "rows", "singles", "task", "topic")
+
+    def __init__(self, topic: TopicInfo, queue: QueueInfo) -> None:
+        self.topic = topic
+        self.queue = queue
+        self.singles: list[WaitingSingle] = []
+        self.batches: list[WaitingBatch] = []
+        self.rows = 0
+        self.task: asyncio.Task[None] | None = None
+
+
+class Coalescer:
+    """One per proxy process and loop. `store_of(queue)` names the store of a queue's next message."""
+
+    def __init__(
+        self, store_of: Callable[[QueueInfo], StoreClient], clock: Clock, random: Random, call_ms: int = CALL_MS
+    ) -> None:
+        self.sticky = Sticky(clock, random)
+        self._store_of = store_of
+        self._call_ms = call_ms
+        self._lanes: dict[int, _Lane] = {}
+        self._tasks = Tasks()
+        self._bytes = 0  # taken and not yet answered, over all queues
+        self._closed = False
+
+    @property
+    def pending_bytes(self) -> int:
+        return self._bytes
+
+    async def close(self) -> None:
+        """Refuse what is new, wait for what is in flight (bounded by its deadlines)."""
+        self._closed = True
+        running = [lane.task for lane in self._lanes.values() if lane.task is not None]
+        if running:
+            await asyncio.wait(running, timeout=self._call_ms / 1_000 + CALL_MARGIN_SECONDS)
+        await self._tasks.close()
+
+    def send_single(
+        self,
+        topic: TopicInfo,
+        queue: QueueInfo,
+        single: Single,
+        key_hash: int,
+        tag_hash: int,
+        dedup_hash: bytes | None,
+    ) -> asyncio.Future[PlacedSingle | MillpondError]:
+        """Answers where the message stands, or why it does not. Raises Unavailable when too much waits."""
+        size = len(single.body) + SINGLE_BYTES
+        lane = self._lane(topic, queue, 1, size)
+        future: asyncio.Future[PlacedSingle | MillpondError] = asyncio.get_running_loop().create_future()
+        lane.singles.append(WaitingSingle(future, size, single, key_hash, tag_hash, dedup_hash))
+        return future
+
+    def send_batch(
+        self, topic: TopicInfo, queue: QueueInfo, rows: Rows, part: ProducerPart | None = None, atomic: bool = False
+    ) -> asyncio.Future[Placed]:
+        """Answers where each row stands, or why it does not; a part and an `atomic` batch stand whole or not at all
+        (but for duplicates). Raises Unavailable when too much waits."""
+        lane = self._lane(topic, queue, len(rows), rows.bytes)
+        future: asyncio.Future[Placed] = asyncio.get_running_loop().create_future()
+        lane.batches.append(WaitingBatch(future, rows.bytes, rows, part, atomic))
+        return future
+
+    def _lane(self, topic: TopicInfo, queue: QueueInfo, rows: int, size: int) -> _Lane:
+        """The queue's lane, with room for these rows taken; an idle queue's starts to run."""
+        if self._closed:
+            raise Unavailable("shutting_down", "this proxy is shutting down")
+        lane = self._lanes.get(queue.queue_id)
+        if self._bytes + size > PENDING_APPEND_BYTES or (lane is not None and lane.rows + rows > QUEUE_PENDING_ROWS):
+            raise Unavailable("flush_behind", "too many messages wait to be written; try again")
+        if lane is None:
+            lane = self._lanes[queue.queue_id] = _Lane(topic, queue)
+            lane.task = self._tasks.spawn(self._run(lane), "coalescer lane")
+        lane.topic, lane.queue = topic, queue
+        lane.rows += rows
+        self._bytes += size
+        return lane
+
+    async def _run(self, lane: _Lane) -> None:
+        """Append until nothing waits; then the lane ends, without a gap in which a message could be missed."""
+        try:
+            while lane.singles or lane.batches:
+                await self._append(lane, _gather(lane))
+        finally:
+            del self._lanes[lane.queue.queue_id]
+            for waiting in (*lane.singles, *lane.batches):  # only when this task was ended or died
+                self._bytes -= waiting.size
+                waiting.fail(Unavailable("shutting_down", "this proxy is shutting down; nothing was written"))
+
+    async def _append(self, lane: _Lane, plans: list[FramePlan]) -> None:
+        """Submit until every row of every plan has its answer."""
+        try:
+            for plan in plans:
+                plan.prepare()
+            open_plans = plans
+            while open_plans:
+                await self._submit(lane, open_plans)
+                open_plans = [plan for plan in open_plans if plan.open]
+        except MillpondError as error:
+            for plan in plans:
+                plan.fail(error)
+        except TimeoutError:
+            for plan in plans:
+                plan.fail(Unavailable("unknown_outcome", "the store did not answer; the messages may be written"))
+        finally:
+            for plan in plans:
+                plan.fail(Unavailable("unknown_outcome", "the append was cut short; the messages may be written"))
+                self._bytes -= plan.size
+                plan.answer()
+
+    async def _submit(self, lane: _Lane, plans: list[FramePlan]) -> None:
+        topic, queue = lane.topic, lane.queue
+        ref = QueueRef(topic.tenant_id, topic.topic_id, queue.queue_id, queue.queue)
+        settings = topic.settings
+        sent, appends = [], []
+        for plan in plans:
+            try:
+                appends.append(plan.append(ref, settings.durability, settings.dedup_window_ms))
+                sent.append(plan)
+            except MillpondError as error:  # this frame cannot be; the others can
+                plan.fail(error)
+        if not appends:
+            return
+        async with asyncio.timeout(self._call_ms / 1_000 + CALL_MARGIN_SECONDS):
+            result = await self._store_of(queue).append(AppendRequest(appends, self._call_ms))
+        for plan, outcome in zip(sent, result.outcomes, strict=True):
+            plan.take(outcome)
+
+
+def _gather(lane: _Lane) -> list[FramePlan]:
+    """The frames of the next request, as many as fit; what is left goes with the one after it."""
+    singles, small = _take(lane.singles, BATCH_MESSAGES, BATCH_BYTES), []
+    rows = len(singles)
+    size = shared = sum(waiting.size for waiting in singles)
+    plans: list[FramePlan] = []
+    taken = 0
+    for waiting in lane.batches:
+        if taken + rows and size + waiting.size > GATHER_BYTES:
+            break
+        alone = waiting.part is not None or waiting.atomic or waiting.size > COALESCE_BYTES
+        if not alone and (rows + len(waiting.rows) > BATCH_MESSAGES or shared + waiting.size > BATCH_BYTES):
+            break
+        if alone:
+            plans.append(FramePlan([], [waiting]))
+        else:
+            small.append(waiting)
+            rows += len(waiting.rows)
+            shared += waiting.size
+        size += waiting.size
+        taken += 1
+    del lane.batches[:taken]
+    if singles or small:
+        plans.append(FramePlan(singles, small))
+    lane.rows -= sum(plan.rows_count for plan in plans)
+    return plans
+
+
+def _take(singles: list[WaitingSingle], rows: int, size: int) -> list[WaitingSingle]:
+    """The first of them that fit into one frame, removed from the list."""
+    count = total = 0
+    for waiting in singles[:rows]:
+        total += waiting.size
+        if count and total > size:
+            break
+        count += 1
+    taken = singles[:count]
+    del singles[:count]
+    return taken

@@ -1,0 +1,146 @@
+"""Answers of produce: one result for each message in order, or ranges by queue.
+
+results   JSON or msgpack: {results: [{message_id, queue, offset, store_ts, duplicate?} | {error}]}
+ranges    `Prefer: return=minimal`: {ranges: [{queue, first_offset, count, duplicate?}]}; Accept Arrow: the same
+          as a table of queue int32, first_offset int64, count int32
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise, repeat
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from millpond.core.errors import MillpondError
+from millpond.metadata.client import QueueInfo
+from millpond.proxy.frame_plan import Placed, PlacedSingle
+from millpond.proxy.message_id import prefix
+
+
+class ResultError(msgspec.Struct, frozen=True):
+    code: str
+    message: str
+    retryable: bool
+
+
+class Result(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`duplicate`: the message stands since an earlier request; its place may be forgotten (id and offset null)."""
+
+    message_id: str | None
+    queue: int
+    offset: int | None
+    store_ts: int | None
+    duplicate: bool = False
+
+
+class Refused(msgspec.Struct, frozen=True):
+    error: ResultError
+
+
+class ProduceResults(msgspec.Struct, frozen=True):
+    results: list[Result | Refused]
+
+
+class Range(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`first_offset` -1: duplicates whose place is forgotten."""
+
+    queue: int
+    first_offset: int
+    count: int
+    duplicate: bool = False
+
+
+class ProduceRanges(msgspec.Struct, frozen=True):
+    ranges: list[Range]
+
+
+class QueuePlaced(NamedTuple):
+    """What became of those rows of a request that went to one queue; `rows` None: all of them."""
+
+    queue: QueueInfo
+    rows: npt.NDArray[np.int64] | None
+    placed: Placed
+
+
+RANGES_SCHEMA = pa.schema([("queue", pa.int32()), ("first_offset", pa.int64()), ("count", pa.int32())])
+
+
+def refused(error: MillpondError) -> Refused:
+    return Refused(ResultError(error.code, error.detail, error.retryable))
+
+
+def result_of(queue: QueueInfo, placed: PlacedSingle) -> Result:
+    if placed.offset < 0:
+        return Result(None, queue.queue, None, None, placed.duplicate)
+    message_id = f"{prefix(queue, placed.offset)}{placed.offset}"
+    return Result(message_id, queue.queue, placed.offset, placed.store_ts, placed.duplicate)
+
+
+def results(count: int, errors: dict[int, MillpondError], parts: Sequence[QueuePlaced]) -> list[Result | Refused]:
+    """In the order of the request's `count` messages."""
+    found: list[Result | Refused | None] = [None] * count
+    for part in parts:
+        if part.rows is None:
+            found = list(_results_of(part))
+        else:
+            for row, result in zip(part.rows.tolist(), _results_of(part), strict=True):
+                found[row] = result
+        rows = range(count) if part.rows is None else part.rows
+        for at, error in part.placed.errors.items():
+            found[int(rows[at])] = refused(error)
+    for row, error in errors.items():
+        found[row] = refused(error)
+    complete = [one for one in found if one is not None]
+    assert len(complete) == count, "every message has its result"
+    return complete
+
+
+def _results_of(part: QueuePlaced) -> Iterable[Result]:
+    """By columns where all went well (the usual case)."""
+    offsets, queue = part.placed.offsets, part.queue
+    listed = offsets.tolist()
+    if len(offsets) and offsets.min() >= queue.spans[-1].first_offset and not part.placed.duplicate.any():
+        start = prefix(queue, listed[0])
+        ids = [f"{start}{offset}" for offset in listed]
+        return map(Result, ids, repeat(queue.queue), listed, part.placed.store_ts.tolist())
+    each = zip(listed, part.placed.store_ts.tolist(), part.placed.duplicate.tolist(), strict=True)
+    return [result_of(queue, PlacedSingle(*one)) for one in each]
+
+
+def ranges(parts: Sequence[QueuePlaced]) -> list[Range]:
+    """Runs of consecutive offsets by queue, in order of the rows; failed rows are left out."""
+    found: list[Range] = []
+    for part in parts:
+        placed = part.placed
+        good = np.ones(len(placed.offsets), bool)
+        good[list(placed.errors)] = False
+        offsets, duplicate = placed.offsets[good], placed.duplicate[good]
+        if not len(offsets):
+            continue
+        forgotten = (offsets[1:] < 0) & (offsets[:-1] < 0)
+        breaks = ((np.diff(offsets) != 1) & ~forgotten) | (np.diff(duplicate.astype(np.int8)) != 0)
+        starts = np.concatenate(([0], np.flatnonzero(breaks) + 1, [len(offsets)]))
+        found.extend(
+            Range(part.queue.queue, int(offsets[at]), end - at, bool(duplicate[at]))
+            for at, end in pairwise(starts.tolist())
+        )
+    return found
+
+
+def ranges_table(found: Sequence[Range]) -> pa.Buffer:
+    """As an Arrow stream of `RANGES_SCHEMA`."""
+    arrays = [
+        pa.array([one.queue for one in found], pa.int32()),
+        pa.array([one.first_offset for one in found], pa.int64()),
+        pa.array([one.count for one in found], pa.int32()),
+    ]
+    batch = pa.RecordBatch.from_arrays(arrays, schema=RANGES_SCHEMA)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, RANGES_SCHEMA) as writer:
+        writer.write_batch(batch)
+    return sink.getvalue()
