@@ -11,6 +11,7 @@ queue in order instead of competing for the file's lock. Driver exceptions come 
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -78,7 +79,10 @@ class Database:
             self._check_version(connection)
 
         def run() -> None:
-            make_file(self._url)
+            try:
+                make_file(self._url)
+            except OSError as error:
+                raise failures.away(error, self._place) from error
             self._transaction(create, for_write)
 
         await self._run(self._writers, run)
@@ -120,7 +124,7 @@ class Database:
             try:
                 with self._engine.connect() as connection, mode(self._engine, connection).begin():
                     return call(connection)
-            except (SQLAlchemyError, OSError, OverflowError, UnicodeEncodeError) as error:
+            except (SQLAlchemyError, sqlite3.Error, OverflowError, UnicodeEncodeError) as error:
                 if failures.gives_way(error) and attempt + 1 < limits.METADATA_RETRIES:
                     continue
                 translated = failures.translate(error, self._place)

@@ -92,8 +92,13 @@ def make_file(url: str) -> None:
     assert parsed.database is not None, "parse_url refuses a URL without a path"
     path = Path(parsed.database)
     path.parent.mkdir(parents=True, exist_ok=True)
-    if not path.exists():
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    if path.exists():
+        return
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    for folder in (path.parent, path.parent.parent):  # so that a power cut does not take the new entries back
+        handle = os.open(folder, os.O_RDONLY)
+        os.fsync(handle)
+        os.close(handle)
 
 
 def _postgresql(url: URL, busy_ms: int, call_ms: int) -> Engine:

@@ -33,14 +33,17 @@ def translate(error: Exception, place: str) -> MillpondError | None:
         return Unavailable("metadata_unavailable", f"{place}: every connection is busy")
     if isinstance(error, (exc.DataError, OverflowError, UnicodeEncodeError)):
         return BadRequest("invalid_request", f"a value cannot be stored: {_first_line(error)}")
-    if isinstance(error, OSError):
-        return Unavailable("metadata_unavailable", f"{place}: {error.strerror or error}")
     cause = error.orig if isinstance(error, exc.DBAPIError) else error
     if isinstance(cause, sqlite3.Error):
         return _translate_sqlite(cause, place)
     if isinstance(error, exc.DBAPIError):
         return _translate_server(error, place)
     return None
+
+
+def away(error: OSError, place: str) -> Unavailable:
+    """The file or its folder cannot be made or opened."""
+    return Unavailable("metadata_unavailable", f"{place}: {error.strerror or error}")
 
 
 def _translate_sqlite(cause: sqlite3.Error, place: str) -> MillpondError | None:

@@ -88,9 +88,10 @@ def tier_view(
     if queue_ids is not None:
         wanted = set(queue_ids)
         tiered = {queue_id: end for queue_id, end in tiered.items() if queue_id in wanted}
-    everything = queue_ids is None and from_offset <= 0 and to_offset is None
-    matching = None if everything else _matching(connection, list(tiered), from_offset, to_offset)
-    return TierView(topic_id, int(version), tiered, _objects(connection, topic_id, matching))
+    if queue_ids is None and from_offset <= 0 and to_offset is None:
+        return TierView(topic_id, int(version), tiered, _committed(connection, topic_id))
+    matching = _matching(connection, list(tiered), from_offset, to_offset)
+    return TierView(topic_id, int(version), tiered, _numbered(connection, matching))
 
 
 def tiered_to(connection: Connection, queue_ids: list[int]) -> dict[int, int]:
@@ -143,7 +144,7 @@ def _is_there(connection: Connection, obj: TierObject) -> bool:
         return False
     if len(rows) == 1 and rows[0].state != "ORPHAN":
         ranges = sorted(obj.ranges, key=lambda each: (each.queue, each.first))
-        if _objects(connection, obj.topic_id, [rows[0].object_no], rows[0].state) == [replace(obj, ranges=ranges)]:
+        if _numbered(connection, [rows[0].object_no]) == [replace(obj, ranges=ranges)]:
             return True
     raise Conflict("manifest_conflict", f"another object has the id or path of {obj.object_id}, or it is an orphan")
 
@@ -199,16 +200,17 @@ def _matching(connection: Connection, queue_ids: list[int], from_offset: int, to
     return sorted(found)
 
 
-def _objects(
-    connection: Connection, topic_id: int, numbers: list[int] | None, state: str = "COMMITTED"
-) -> list[TierObject]:
-    """Objects of a topic in `state` with all their ranges, by path: those of `numbers` (object_no), or all."""
-    of_topic = and_(TIER_OBJECTS.c.topic_id == topic_id, TIER_OBJECTS.c.state == state)
-    if numbers is None:
-        return _load(connection, of_topic)
+def _committed(connection: Connection, topic_id: int) -> list[TierObject]:
+    """Every committed object of a topic, by path."""
+    return _load(connection, and_(TIER_OBJECTS.c.topic_id == topic_id, TIER_OBJECTS.c.state == "COMMITTED"))
+
+
+def _numbered(connection: Connection, numbers: list[int]) -> list[TierObject]:
+    """The objects of these object_no, by path. Nothing else in the condition: a planner that is also given the topic
+    may walk over all of it."""
     found: list[TierObject] = []
     for chunk in _chunks(numbers):
-        found += _load(connection, and_(of_topic, TIER_OBJECTS.c.object_no.in_(chunk)))
+        found += _load(connection, TIER_OBJECTS.c.object_no.in_(chunk))
     return found if len(numbers) <= _CHUNK else sorted(found, key=lambda obj: obj.path)
 
 

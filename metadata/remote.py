@@ -7,7 +7,8 @@ from millpond.core.http.client import HttpClient
 from millpond.metadata.client import MetadataClient
 
 
-def remote_metadata(base_url: str, secret: str, client: HttpClient | None = None) -> MetadataClient:
-    """`base_url`: the metadata part's internal listener. `client`: shared connections; its owner closes them."""
+def RemoteMetadata(base_url: str, secret: str, client: HttpClient | None = None) -> MetadataClient:
+    """Named as the class that it stands for: the methods follow from the interface. `base_url`: the metadata part's internal
+    listener. `client`: shared connections; its owner closes them."""
     caller = rpc.Caller(base_url, secret, client)
     return rpc.remote(MetadataClient, caller)  # type: ignore[type-abstract]  # the interface itself is meant

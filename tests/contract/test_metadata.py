@@ -36,7 +36,7 @@ from millpond.metadata.client import (
     TopicSettings,
 )
 from millpond.metadata.local import LocalMetadata
-from millpond.metadata.remote import remote_metadata
+from millpond.metadata.remote import RemoteMetadata
 from millpond.metadata.server import routes
 
 WAYS = ["sqlite", "codec", "http", "postgresql"]
@@ -135,7 +135,7 @@ class Pond(NamedTuple):
 async def _over_http(local: LocalMetadata) -> AsyncIterator[MetadataClient]:
     server = HttpServer(Router(routes(local)), SecretGate(), None, SystemRandom())
     await server.start("127.0.0.1:0")
-    remote = remote_metadata(server.address, CLUSTER_SECRET)
+    remote = RemoteMetadata(server.address, CLUSTER_SECRET)
     try:
         yield remote
     finally:
