@@ -3,8 +3,9 @@
 `RangeReader` decides hot or cold at the moment of reading: it asks the store, and only when that answers
 `below_local` it looks into the manifest. Sealing commits before local bytes are recycled, so an offset that has just
 left the store is in the tier; should it be in neither (its retention ended in between), the store is asked again
-and says so. Every step must go on exactly where the last one ended: a gap or a repeat is an error that names the offsets, never
-a shorter answer. A range that is quarantined on the store's disk is served from the tier if that has it.
+and says so. Every step must go on exactly where the last one ended: a gap or a repeat is an error that names the
+offsets, never a shorter answer. A range that is quarantined on the store's disk is served from the tier if that
+has it.
 """
 
 from __future__ import annotations
@@ -153,8 +154,12 @@ class RangeReader:
         """
         group = queue.spans[-1].store_group
         chosen = _Chosen(offsets)
+        broken: MillpondError | None = None
         for frame in frames:
-            chosen.add(self.frames.open(group, frame, queue.queue))
+            try:
+                chosen.add(self.frames.open(group, frame, queue.queue))
+            except Internal as error:
+                broken = error  # perhaps the tier has it: looked for below with all that is missing
         while (run := chosen.first_missing()) is not None:
             cold = run[0] < local_offset
             if cold and cold_bytes <= 0 and chosen.some:
@@ -162,7 +167,7 @@ class RangeReader:
             try:
                 batches = await self._wanted(topic, queue, run, cold_bytes if cold else RECEIVE_BYTES)
             except MillpondError as error:
-                return Selection(chosen.batches(), chosen.missing(), error)
+                return Selection(chosen.batches(), chosen.missing(), broken or error)
             for batch in batches:
                 size = chosen.add(batch)
                 cold_bytes -= size if cold else 0

@@ -22,8 +22,8 @@ from millpond.store.client import LagRequest, QueueLag
 
 
 class QueueBehind(msgspec.Struct, frozen=True):
-    """committed: the first message not settled. lag: messages from there to the end. in_flight: handed out or
-    waiting to be handed out again. oldest_age_ms: of the message at `committed`; null when there is none, or when it
+    """committed: the first message not settled. in_flight: handed out or waiting to be handed out again. lag:
+    messages not settled, that is in_flight and all that was never handed out: one long lease is one message behind. oldest_age_ms: of the message at `committed`; null when there is none, or when it
     cannot be had right now. skipped: expired before they were handed out."""
 
     queue: int
@@ -68,7 +68,7 @@ async def _of_store(
             start_offset=one.start_offset,
             committed=one.committed,
             end_offset=one.end_offset,
-            lag=one.end_offset - one.committed,
+            lag=max(0, one.end_offset - one.head) + one.in_flight,
             in_flight=one.in_flight,
             oldest_age_ms=age_ms,
             skipped=one.skipped,
