@@ -57,7 +57,7 @@ def _aligned(queue: int, columns: int, frames: list[MessageFrame]) -> pa.Table:
     schema = message_schema(columns)
     try:
         batches = [pa.ipc.read_record_batch(frame.payload, schema) for frame in frames]
-    except (pa.ArrowException, OSError, ValueError) as error:
+    except (pa.ArrowException, EOFError, OSError, ValueError) as error:
         raise Internal("corrupt_range", f"{_named(queue, frames)} does not open: {error}") from error
     counts = np.fromiter((frame.count for frame in frames), np.int64, len(frames))
     if [batch.num_rows for batch in batches] != counts.tolist():

@@ -1,0 +1,341 @@
+"""The sealer over a fake log, a real manifest and a real directory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from millpond.core.errors import Conflict, Internal, Unavailable
+from millpond.core.limits import MIB, SEAL_QUEUES
+from millpond.core.schema import PAYLOAD_COLUMNS, TAG, TIER_SCHEMA
+from millpond.metadata.client import TopicSettings
+
+if TYPE_CHECKING:
+    from conftest import World
+
+NOON = 1_700_049_600_000  # 2023-11-15 12:00 UTC, as in conftest
+DAY_MS = 86_400_000
+
+
+class Crash(Exception):
+    """The process dies here."""
+
+
+class Faulty:
+    """`target`, except that `before(name)` or `after(name)` of a method may raise."""
+
+    def __init__(self, target: Any, before: Callable[[str], None] | None, after: Callable[[str], None] | None) -> None:
+        self.target, self.before, self.after = target, before, after
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self.target, name)
+
+        async def call(*arguments: Any) -> Any:
+            if self.before:
+                self.before(name)
+            answer = await method(*arguments)
+            if self.after:
+                self.after(name)
+            return answer
+
+        return call
+
+
+def raising(where: str, error: Exception, times: int = 1) -> Callable[[str], None]:
+    left = [times]
+
+    def act(name: str) -> None:
+        if name == where and left[0]:
+            left[0] -= 1
+            raise error
+
+    return act
+
+
+def object_files(world: World) -> list[Path]:
+    return sorted((world.folder / "tier").rglob("*.parquet"))
+
+
+async def stored_rows(world: World) -> dict[int, list[bytes]]:
+    """Bodies of each queue as the manifest's objects hold them; offsets must be dense from 0."""
+    bodies: dict[int, list[bytes]] = {q.queue: [] for q in world.topic.queues}
+    for obj in sorted(await world.manifest(), key=lambda each: min(r.first for r in each.ranges)):
+        table = pq.read_table(world.folder / "tier" / obj.path, partitioning=None)
+        for each in obj.ranges:
+            rows = table.filter(pa.compute.equal(table["queue"], each.queue))
+            assert rows["offset"].to_pylist() == list(range(each.first, each.end))
+            assert each.first == len(bodies[each.queue])
+            bodies[each.queue] += rows["body"].to_pylist()
+    return bodies
+
+
+async def test_everything_confirmed_is_sealed_on_demand(world: World) -> None:
+    """seal_topic brings every confirmed message of every queue into the tier, with all its columns."""
+    world.source.append(0, [b"a", b"b"], columns=PAYLOAD_COLUMNS)
+    world.source.append(0, [b"c"], ts=NOON + 5)
+    world.source.append(2, [b"d"] * 3, ts=NOON + 7, columns=TAG, compression="zstd")
+    tiered = await world.sealer.seal_topic(world.topic.topic_id)
+    assert [tiered[world.queue_id(q)] for q in range(3)] == [3, 0, 3] == await world.tiered()
+    assert await stored_rows(world) == {0: [b"a", b"b", b"c"], 1: [], 2: [b"d"] * 3}
+    (obj,) = await world.manifest()
+    table = pq.read_table(world.folder / "tier" / obj.path, partitioning=None)
+    assert table.schema.equals(TIER_SCHEMA)
+    assert table["store_ts"].cast(pa.int64()).to_pylist() == [NOON, NOON, NOON + 5, *[NOON + 7] * 3]
+    assert table["tag"].to_pylist() == [None, "t1", None, None, "t1", None]
+    assert table["properties"].to_pylist() == [None, [("a", "1")], None, None, None, None]
+    assert table["key"].to_pylist() == [b"k0", b"k1", None, None, None, None]
+    assert table["origin"].to_pylist() == ["{}", "{}", None, None, None, None]
+    assert [(r.queue, r.first, r.end, r.min_born_ts, r.max_born_ts) for r in obj.ranges] == [
+        (0, 0, 3, NOON - 1000, NOON - 999),
+        (2, 0, 3, None, None),
+    ]
+
+
+async def test_object_name(world: World) -> None:
+    """An object is named by tenant, topic, UTC date, what was tiered before it, and the epoch."""
+    world.source.append(0, [b"a"])
+    await world.sealer.seal_topic(world.topic.topic_id)
+    world.source.append(0, [b"b"])
+    await world.sealer.seal_topic(world.topic.topic_id)
+    names = [obj.path for obj in await world.manifest()]
+    epoch = f"{world.source.epoch:06d}"
+    folder = "v1/tenant=default/topic=orders/date=2023-11-15"
+    assert [name.rsplit("-", 1)[0] for name in names] == [f"{folder}/{n:020d}-{epoch}" for n in (0, 1)]
+
+
+async def test_the_engine_is_told(world: World) -> None:
+    """After the commit the engine hears how far each queue is tiered, and after a restart hears it again."""
+    world.source.append(1, [b"a"] * 4)
+    await world.sealer.seal_topic(world.topic.topic_id)
+    assert world.source.told[world.queue_id(1)] == 4
+    sealer = await world.restart()
+    await sealer.seal_topic(world.topic.topic_id)
+    assert world.source.told == {world.queue_id(0): 0, world.queue_id(1): 4, world.queue_id(2): 0}
+    assert len(await world.manifest()) == 1
+
+
+async def test_nothing_due_is_nothing_done(world: World) -> None:
+    """A round leaves a young and small topic alone."""
+    world.source.append(0, [b"a"])
+    assert await world.sealer.seal_once(NOON + 1000) == 0
+    assert world.source.reads == 0
+    assert await world.sealer.seal_once(NOON + world.config.seal_age_ms) == 1
+
+
+async def test_a_run_never_crosses_midnight(world: World) -> None:
+    """Messages before and after midnight UTC become objects of their own dates."""
+    midnight = NOON + DAY_MS // 2
+    world.source.append(0, [b"old"], ts=midnight - 1)
+    world.source.append(0, [b"new"], ts=midnight)
+    world.source.append(1, [b"newer"], ts=midnight + 5)
+    await world.sealer.seal_topic(world.topic.topic_id)
+    dates = [obj.path.split("date=")[1][:10] for obj in await world.manifest()]
+    assert dates == ["2023-11-15", "2023-11-16"]
+    assert await stored_rows(world) == {0: [b"old", b"new"], 1: [b"newer"], 2: []}
+
+
+async def test_after_midnight_only_the_old_day_is_due(world: World) -> None:
+    """A round after midnight seals the day that is over and leaves the new one to grow."""
+    midnight = NOON + DAY_MS // 2
+    world.source.append(0, [b"old"], ts=midnight - 1)
+    world.source.append(0, [b"new"], ts=midnight)
+    assert await world.sealer.seal_once(midnight + 10) == 1
+    assert await world.tiered() == [1, 0, 0]
+
+
+async def test_a_run_closes_at_its_size(world: World) -> None:
+    """A run takes what makes one object and leaves the rest; a round stops when less than that is left."""
+    world.sealer.close()
+    world.config = msgspec.structs.replace(world.config, seal_bytes=MIB)
+    world.sealer = world.new_sealer()
+    for _ in range(25):
+        world.source.append(0, [bytes(1024)] * 100)
+    assert await world.sealer.seal_once(NOON) == 2
+    sizes = [sum(r.rows for r in obj.ranges) for obj in await world.manifest()]
+    assert all(1000 <= rows <= 1100 for rows in sizes)
+
+
+async def test_no_queue_waits_for_ever(world: World) -> None:
+    """Runs begin after the queue that the last one ended with: a busy queue does not starve its neighbours."""
+    world.sealer.close()
+    world.config = msgspec.structs.replace(world.config, seal_bytes=100_000)
+    world.sealer = world.new_sealer()
+    for _ in range(10):
+        world.source.append(0, [bytes(1000)] * 100)
+    world.source.append(1, [b"quiet"])
+    await world.sealer.seal_once(NOON)
+    first, second = (await world.manifest())[:2]
+    assert [r.queue for r in first.ranges] == [0]
+    assert [r.queue for r in second.ranges] == [0, 1]
+
+
+async def test_many_queues_are_spread_over_objects(world: World) -> None:
+    """An object holds at most SEAL_QUEUES queues, so that it never has more than 64 row groups."""
+    world.topic, _ = await world.metadata.put_topic("default", "wide", TopicSettings(queues=SEAL_QUEUES + 5))
+    world.source.topic = world.topic
+    world.source.log = {q.queue_id: [] for q in world.topic.queues}
+    for queue in range(SEAL_QUEUES + 5):
+        world.source.append(queue, [b"x"])
+    await world.sealer.seal_topic(world.topic.topic_id)
+    assert [len(obj.ranges) for obj in await world.manifest()] == [SEAL_QUEUES, 5]
+    assert await world.tiered() == [1] * (SEAL_QUEUES + 5)
+
+
+async def test_goes_on_in_the_middle_of_a_frame(world: World) -> None:
+    """Where the manifest stands inside a frame, only the rest of it is sealed."""
+    world.source.append(0, [b"a", b"b"])
+    await world.sealer.seal_topic(world.topic.topic_id)
+    ref = world.source.log[world.queue_id(0)].pop()
+    world.source.append(0, [b"a", b"b", b"c", b"d"])
+    assert world.source.log[world.queue_id(0)][0].first_offset == ref.first_offset == 0
+    await world.sealer.seal_topic(world.topic.topic_id)
+    assert await stored_rows(world) == {0: [b"a", b"b", b"c", b"d"], 1: [], 2: []}
+
+
+STEPS = [
+    ("metadata", "before", "tier_start"),
+    ("metadata", "after", "tier_start"),
+    ("objects", "before", "put_new"),
+    ("objects", "after", "put_new"),
+    ("objects", "before", "head"),
+    ("objects", "after", "head"),
+    ("metadata", "before", "tier_commit"),
+    ("metadata", "after", "tier_commit"),
+]
+
+
+@pytest.mark.parametrize(("part", "when", "step"), STEPS)
+async def test_a_crash_at_any_step_repeats_work_never_offsets(world: World, part: str, when: str, step: str) -> None:
+    """The process dies before or after any step: run again, every message is in the manifest exactly once."""
+    world.source.append(0, [b"a", b"b"])
+    world.source.append(1, [b"c"])
+    act = raising(step, Crash())
+    faulty = Faulty(getattr(world, part), act if when == "before" else None, act if when == "after" else None)
+    sealer = await world.restart(**{part: faulty})
+    with pytest.raises(Crash):
+        await sealer.seal_topic(world.topic.topic_id)
+    world.source.append(0, [b"d"])
+    sealer = await world.restart()
+    await sealer.seal_topic(world.topic.topic_id)
+    assert await stored_rows(world) == {0: [b"a", b"b", b"d"], 1: [b"c"], 2: []}
+    assert len(object_files(world)) - len(await world.manifest()) in (0, 1), "at most one orphan"
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_a_commit_of_unknown_outcome_is_resolved_first(world: World, when: str) -> None:
+    """The metadata is away at the commit: the next pass ends that commit, without a second upload."""
+    world.source.append(0, [b"a"])
+    act = raising("tier_commit", Unavailable("metadata_unavailable", "away"), times=4)
+    faulty = Faulty(world.metadata, act if when == "before" else None, act if when == "after" else None)
+    sealer = await world.restart(metadata=faulty)
+    with pytest.raises(Unavailable):
+        await sealer.seal_topic(world.topic.topic_id)
+    assert await sealer.seal_topic(world.topic.topic_id) == {world.queue_id(q): int(q == 0) for q in range(3)}
+    assert len(object_files(world)) == 1 == len(await world.manifest())
+
+
+async def test_a_lost_answer_of_a_put_is_ones_own_success(world: World) -> None:
+    """A put that is refused because the object is there is compared, and committed when it is the same."""
+
+    class Repeating(Faulty):
+        async def put_new(self, key: str, data: bytes, sha256: str) -> None:
+            await self.target.put_new(key, data, sha256)
+            await self.target.put_new(key, data, sha256)
+
+    world.source.append(0, [b"a"])
+    sealer = await world.restart(objects=Repeating(world.objects, None, None))
+    await sealer.seal_topic(world.topic.topic_id)
+    assert await world.tiered() == [1, 0, 0]
+
+
+async def test_an_object_with_other_bytes_is_never_committed(world: World) -> None:
+    """Bytes that changed between PUT and HEAD are found: nothing is committed, nothing may be recycled."""
+
+    class Damaging(Faulty):
+        async def put_new(self, key: str, data: bytes, sha256: str) -> None:
+            await self.target.put_new(key, bytes([data[0] ^ 1]) + data[1:], sha256)
+
+    world.source.append(0, [b"a"])
+    sealer = await world.restart(objects=Damaging(world.objects, None, None))
+    with pytest.raises(Internal) as error:
+        await sealer.seal_topic(world.topic.topic_id)
+    assert error.value.code == "tier_corrupt"
+    assert await world.tiered() == [0, 0, 0]
+    assert not any(world.source.told.values())
+
+
+async def test_a_superseded_primary_cannot_commit(world: World) -> None:
+    """Another primary has taken over between PUT and commit: the commit is refused and the sealer ends."""
+    world.source.append(0, [b"a"])
+    done = asyncio.Event()
+
+    class Overtaken(Faulty):
+        async def put_new(self, key: str, data: bytes, sha256: str) -> None:
+            await self.target.put_new(key, data, sha256)
+            await world.metadata.register_store("a", "node", "")
+            done.set()
+
+    world.clock.now_ms = NOON + DAY_MS
+    sealer = await world.restart(objects=Overtaken(world.objects, None, None))
+    with pytest.raises(Conflict) as refused:
+        await sealer.loop()
+    assert refused.value.code == "epoch_superseded"
+    assert done.is_set()
+    assert await world.tiered() == [0, 0, 0]
+
+
+async def test_the_loop_waits_for_the_tier_and_goes_on(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the tier is away the loop pauses and tries again; when it is back, what is due is sealed."""
+    monkeypatch.setattr("millpond.store.tier.sealer.SEAL_PAUSE_SECONDS_MOST", 0.001)
+    world.source.append(0, [b"a"])
+    world.clock.now_ms = NOON + DAY_MS
+    away = Unavailable("tier_unavailable", "away")
+    sealer = await world.restart(objects=Faulty(world.objects, raising("put_new", away, times=3), None))
+    sealed = asyncio.Event()
+    told = world.source.tiered
+
+    def tell(queue_id: int, end: int) -> None:
+        told(queue_id, end)
+        if end:
+            sealed.set()
+
+    monkeypatch.setattr(world.source, "tiered", tell)
+    loop = asyncio.create_task(sealer.loop())
+    async with asyncio.timeout(20):
+        await sealed.wait()
+    loop.cancel()
+    await asyncio.gather(loop, return_exceptions=True)
+    assert sealer.counters()["seal_failures_total"] == 3
+    assert await world.tiered() == [1, 0, 0]
+
+
+async def test_a_gap_in_the_log_is_an_error(world: World) -> None:
+    """Frames that do not follow each other, or that do not open, are never sealed."""
+    world.source.append(0, [b"a"])
+    world.source.append(0, [b"b"])
+    world.source.append(0, [b"c"])
+    frames = world.source.log[world.queue_id(0)]
+    whole = list(frames)
+    del frames[1]
+    with pytest.raises(Internal) as gap:
+        await world.sealer.seal_topic(world.topic.topic_id)
+    assert gap.value.code == "corrupt_range"
+    frames[:] = [*whole[:2], msgspec.structs.replace(whole[2], payload=pa.py_buffer(b"\0" * 200))]
+    with pytest.raises(Internal) as damaged:
+        await world.sealer.seal_topic(world.topic.topic_id)
+    assert damaged.value.code == "corrupt_range"
+    assert await world.tiered() == [0, 0, 0]
+
+
+async def test_a_deleted_topic_is_left_alone(world: World) -> None:
+    """A topic that is gone from the catalog does not stop the round."""
+    world.source.append(0, [b"a"])
+    await world.metadata.delete_topic("default", "orders")
+    assert await world.sealer.seal_once(NOON + DAY_MS) == 0
