@@ -114,8 +114,8 @@ def partitions(stretched: Iterable[Stretch], bytes_most: int = PARTITION_BYTES) 
     pieces: list[Stretch] = []
     for stretch in stretched:
         rows = stretch.end - stretch.first
-        count = max(1, -(-stretch.bytes // bytes_most), -(-rows // PARTITION_ROWS_MOST))
-        edges = sorted({stretch.first + rows * number // count for number in range(count + 1)})
+        count = min(rows, max(1, -(-stretch.bytes // bytes_most), -(-rows // PARTITION_ROWS_MOST)))
+        edges = [stretch.first + rows * number // count for number in range(count + 1)]
         size = stretch.bytes // count
         pieces += [Stretch(stretch.queue, first, end, size) for first, end in pairwise(edges)]
     return pieces

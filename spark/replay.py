@@ -10,12 +10,15 @@ each message ends exactly once at the target, in source order per source queue.
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from millpond.core.clock import Clock, SystemClock
+from millpond.core.errors import MillpondError, OffsetExpired
+from millpond.core.limits import DETAIL_CHARS
 from millpond.spark.http import HttpClient, path_of
 from millpond.spark.plan import ClockName, Stretch, fetch_plan, stretches
 from millpond.spark.publish import Sessions
@@ -24,6 +27,8 @@ from millpond.spark.session import require_pyspark, session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+_log = logging.getLogger("millpond.spark.replay")
 
 FIRST_ROUND_SECONDS, ROUND_SECONDS = 1.0, 5.0  # how long a task works between two reports
 
@@ -121,6 +126,9 @@ def run(
             spark = spark or session("millpond replay", master=master)
             try:
                 replay.run(spark, progress)
+            except Exception as error:
+                replay.fail(error)
+                raise
             finally:
                 if own:
                     spark.stop()
@@ -159,6 +167,13 @@ class _Replay:
             Sessions(self._client, self._spec.target, session_id(self.replay_id, queue)).close()
         self._report("done")
 
+    def fail(self, error: Exception) -> None:
+        """Leave a word in the row, if the service can still be reached; the next run takes the replay up again."""
+        try:
+            self._report("failed", f"{type(error).__name__}: {error}")
+        except MillpondError:
+            _log.warning("replay %s: its row could not be told that it failed", self.replay_id)
+
     @property
     def total(self) -> int:
         return sum(part.end - part.first for part in self._ranges.values())
@@ -167,7 +182,16 @@ class _Replay:
         """Which offsets can hold asked messages: the plan prunes whole objects by time."""
         spec = self._spec
         plan = fetch_plan(self._client, spec.topic, spec.from_ms, spec.to_ms, spec.clock)
-        bounds = {queue: (part.first, part.end) for queue, part in self._ranges.items()}
+        bounds = {queue: (self._at[queue], part.end) for queue, part in self._ranges.items()}
+        for queue in plan.queues:
+            at, end = bounds.get(queue.queue, (0, 0))
+            if at < min(end, queue.start_offset):
+                raise OffsetExpired(
+                    "offset_expired",
+                    f"{spec.topic!r} queue {queue.queue}: the replay stands at {at}, and retention has deleted all "
+                    f"below {queue.start_offset}",
+                    start_offset=queue.start_offset,
+                )
         found: dict[int, list[Stretch]] = {}
         for stretch in stretches(plan, bounds, timed=spec.from_ms is not None or spec.to_ms is not None):
             found.setdefault(stretch.queue, []).append(stretch)
@@ -184,12 +208,13 @@ class _Replay:
         ahead = [piece for piece in pieces if piece.end > at]
         return Step(self._client.url, self._client.key, route, queue, at, self._ranges[queue].end, ahead, seconds)
 
-    def _report(self, state: str) -> None:
+    def _report(self, state: str, detail: str = "") -> None:
         body: dict[str, Any] = {
             "state": state,
             "progress": {str(queue): at for queue, at in self._at.items()},
             "read": self.read,
             "published": self.published,
+            "detail": detail[:DETAIL_CHARS],
         }
         self._client.call("POST", self._path + "/progress", msgspec.json.encode(body))
         self.state = state

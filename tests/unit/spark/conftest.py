@@ -168,7 +168,7 @@ class FakeService:
 
     def report(self, replay_id: str, body: dict[str, Any]) -> tuple[int, Any]:
         row = self.replays[replay_id]
-        row.update(state=body["state"], read=body["read"], published=body["published"])
+        row.update({name: body[name] for name in ("state", "read", "published", "detail")})
         for part in row["queues"]:
             part["at"] = body["progress"].get(str(part["queue"]), part["at"])
         return 200, row

@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 from millpond.core.errors import Conflict, NotFound, OffsetExpired
 from millpond.core.hashing import hash_bytes
 from millpond.spark import publish, replay_step
+from millpond.spark.http import HttpClient
 from millpond.spark.plan import Stretch
 from millpond.spark.replay import ReplayFilter, ReplayProgress, ReplaySpec, run
 from millpond.spark.replay_step import Route, Step, run_step, session_id
@@ -76,7 +77,7 @@ class TestStep:
     def test_lost_answers(self, service: Any, copy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         """A publish whose answer is lost is repeated with the same boundaries and done once."""
         monkeypatch.setattr(publish, "PART_BYTES", 2_000)
-        service.drop_answers = 5
+        service.drop_answers = 3
         assert run_step(step(service)).published == 1_000
         assert copied(service) == {0: list(range(1_000))}
 
@@ -91,12 +92,13 @@ class TestStep:
 
     def test_a_process_that_should_be_gone(self, service: Any, copy: Any) -> None:
         """A part of an earlier process that arrives late puts the session ahead: the rest still goes on, once."""
-        sessions = publish.Sessions(replay_step.HttpClient(service.url), "copy", session_id("r1", 0))
-        run_step(step(service, end=500))
-        rows = service.topics["pond"].queues[0].combine_chunks().to_batches()[0]
-        for queue, part in replay_step.routed(rows, 3):
-            messages = publish.message_rows(part, replay_step.origins(part, "pond", "r1"))
-            sessions.publish(queue, messages, part.column("offset"))
+        with HttpClient(service.url) as client:
+            sessions = publish.Sessions(client, "copy", session_id("r1", 0))
+            run_step(step(service, end=500))
+            rows = service.topics["pond"].queues[0].combine_chunks().to_batches()[0]
+            for queue, part in replay_step.routed(rows, 3):
+                messages = publish.message_rows(part, replay_step.origins(part, "pond", "r1"))
+                sessions.publish(queue, messages, part.column("offset"))
         assert copied(service) == {0: list(range(1_000))}
 
     def test_a_step_ends_in_time(self, service: Any, copy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,6 +139,19 @@ class TestRun:
         assert (result.read, result.published) == (1_300, 1_300)
         assert copied(service) == {0: list(range(1_000)), 1: list(range(300))}
 
+    def test_a_failure_stands_in_the_row(self, service: Any, copy: Any, pond: Any, spark: SparkSession) -> None:
+        """A replay that fails says why in its row, and the next run goes on from there."""
+        pond.start[0], begun = 50, 0
+        service.put_replay("mine", {"topic": "pond", "target": "copy", "clock": "store"})
+        pond.start[0], begun = 60, 50
+        with pytest.raises(OffsetExpired, match="stands at 50"):
+            run(service.url, None, "mine", ReplaySpec("pond", "copy"), spark=spark)
+        row = service.replays["mine"]
+        assert (row["state"], "OffsetExpired" in row["detail"]) == ("failed", True)
+        pond.start[0] = begun
+        assert run(service.url, None, "mine", ReplaySpec("pond", "copy"), spark=spark).state == "done"
+        assert copied(service) == {0: list(range(50, 1_000)), 1: list(range(300))}
+
     def test_another_plan_under_the_same_id(self, service: Any, copy: Any, spark: SparkSession) -> None:
         """An id stands for one plan."""
         run(service.url, None, "mine", ReplaySpec("pond", "copy", to_ms=1_010), spark=spark)
@@ -145,5 +160,5 @@ class TestRun:
 
     def test_unknown_topic(self, service: Any) -> None:
         """A problem of the service comes out as its own error."""
-        with pytest.raises(NotFound):
-            publish.Sessions(replay_step.HttpClient(service.url), "nowhere", "x")
+        with pytest.raises(NotFound), HttpClient(service.url) as client:
+            publish.Sessions(client, "nowhere", "x")
