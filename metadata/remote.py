@@ -8,7 +8,7 @@ from millpond.metadata.client import MetadataClient
 
 
 def RemoteMetadata(base_url: str, secret: str, client: HttpClient | None = None) -> MetadataClient:
-    """Named as the class that it stands for: the methods follow from the interface. `base_url`: the metadata part's internal
-    listener. `client`: shared connections; its owner closes them."""
+    """Named as the class it stands for: its methods follow from the interface. `base_url`: the metadata part's
+    internal listener. `client`: shared connections; its owner closes them."""
     caller = rpc.Caller(base_url, secret, client)
     return rpc.remote(MetadataClient, caller)  # type: ignore[type-abstract]  # the interface itself is meant

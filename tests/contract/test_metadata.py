@@ -435,8 +435,9 @@ async def test_what_changes_nothing_raises_no_version(metadata: MetadataClient) 
     assert (await metadata.changes(version, 0)).version == version
 
 
-async def test_changes_waits(metadata: MetadataClient) -> None:
-    """A waiting call answers as soon as something changes."""
+async def test_changes_waits(metadata: MetadataClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A waiting call answers as soon as something changes here, without the poll."""
+    monkeypatch.setattr(limits, "FEED_POLL_MS", 60_000)
     version = (await metadata.changes(0, 0)).version
     waiting = asyncio.ensure_future(metadata.changes(version, 30_000))
     done, _ = await asyncio.wait([waiting], timeout=0.05)

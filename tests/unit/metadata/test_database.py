@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import Connection, text
+from sqlalchemy.exc import DBAPIError
 
 from millpond.core import limits
 from millpond.core.clock import SystemClock, SystemRandom
@@ -219,6 +220,37 @@ async def test_exception_rolls_back(database: Database) -> None:
     with refuses(Unavailable, "metadata_unavailable", "half way"):
         await database.write(half)
     assert await database.read(lambda c: c.execute(text("SELECT count(*) FROM tenants")).scalar()) == 0
+
+
+class GaveWay(Exception):
+    """What a PostgreSQL driver raises when it picked this transaction to give way."""
+
+    sqlstate = "40001"
+
+
+async def test_transaction_that_gave_way_is_repeated(database: Database) -> None:
+    """It runs again from its start, with nothing left of the first try, and a bounded number of times."""
+    runs: list[int] = []
+    insert = text("INSERT INTO tenants (name, created_ms) VALUES ('x', 0)")
+
+    def twice(connection: Connection) -> None:
+        connection.execute(insert)
+        runs.append(1)
+        if len(runs) < 3:
+            raise DBAPIError("COMMIT", None, GaveWay())
+
+    await database.write(twice)
+    assert len(runs) == 3
+    assert await database.read(lambda c: c.execute(text("SELECT count(*) FROM tenants")).scalar()) == 1
+
+    def always(connection: Connection) -> None:
+        runs.append(1)
+        raise DBAPIError("COMMIT", None, GaveWay())
+
+    runs.clear()
+    with refuses(Unavailable, "metadata_unavailable"):
+        await database.write(always)
+    assert len(runs) == limits.METADATA_RETRIES
 
 
 async def test_read_sees_one_snapshot(database: Database) -> None:
