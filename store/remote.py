@@ -53,7 +53,8 @@ class RemoteStore:
 
     def __init__(self, base_url: str, secret: str) -> None:
         self._client = HttpClient()
-        self._calls: StoreClient = rpc.remote(StoreClient, rpc.Caller(base_url, secret, self._client))
+        caller = rpc.Caller(base_url, secret, self._client)
+        self._calls = rpc.remote(StoreClient, caller)  # type: ignore[type-abstract]  # the interface itself is meant
         self._waiting = _WaitingSocket(base_url.rstrip("/") + waiting.PATH, secret, self._client, self._calls)
 
     async def append(self, request: AppendRequest) -> AppendResult:

@@ -41,7 +41,7 @@ def routes(store: StoreClient) -> list[Route]:
         return answer({"ready": status.ready}, 200 if status.ready else 503)
 
     return [
-        *rpc.serve(StoreClient, store),
+        *rpc.serve(StoreClient, store),  # type: ignore[type-abstract]  # the interface itself is meant
         Route(method="GET", path=waiting.PATH, handler=wait, scope="any", waits=True, hidden=True),
         Route(method="GET", path="/healthz", handler=healthz, hidden=True),
         Route(method="GET", path="/readyz", handler=readyz, hidden=True),

@@ -19,7 +19,7 @@ from __future__ import annotations
 import inspect
 import struct
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol, cast, get_type_hints
+from typing import Any, Protocol, TypeVar, cast, get_type_hints
 
 import aiohttp
 import msgspec
@@ -44,6 +44,7 @@ MARGIN_MS = 2_000  # a callee answers at its deadline; the caller waits so much 
 JOIN_BYTES = 64 * limits.KIB  # smaller bodies are joined into one write
 _ALIGNMENT = 8
 
+T = TypeVar("T")
 Segments = list[Any]  # bytes or pa.Buffer, to be sent one after the other
 _LENGTH = struct.Struct("<I")
 
@@ -179,7 +180,7 @@ def methods_of(protocol: type[Any]) -> dict[str, Method]:
     return {name: Method(service, name, function) for name, function in functions if name[0] != "_" and name != "close"}
 
 
-def serve(protocol: type[Any], implementation: Any) -> list[Route]:
+def serve(protocol: type[T], implementation: T) -> list[Route]:
     """The routes of a service, for an internal `HttpServer` (its gate checks the cluster secret)."""
     return [
         Route(
@@ -262,9 +263,8 @@ class Transport(Protocol):
     async def close(self) -> None: ...
 
 
-def remote(protocol: type[Any], transport: Transport) -> Any:
-    """An object with the methods of `protocol`, each a call over `transport`; `close` closes the transport.
-    (Typed Any: mypy takes no Protocol for `type[T]`; annotate the variable it goes to.)"""
+def remote(protocol: type[T], transport: Transport) -> T:
+    """An object with the methods of `protocol`, each a call over `transport`; `close` closes the transport."""
 
     def stub(method: Method) -> Callable[..., Awaitable[Any]]:
         async def call(_self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -277,7 +277,7 @@ def remote(protocol: type[Any], transport: Transport) -> Any:
         await transport.close()
 
     members: dict[str, Any] = {name: stub(method) for name, method in methods_of(protocol).items()}
-    return type(f"Remote{protocol.__name__}", (), {**members, "close": close})()
+    return cast(T, type(f"Remote{protocol.__name__}", (), {**members, "close": close})())
 
 
 class Caller:
@@ -363,6 +363,6 @@ class _InProcess:
             await self._implementation.close()
 
 
-def through_codec(protocol: type[Any], implementation: Any) -> Any:
+def through_codec(protocol: type[T], implementation: T) -> T:
     """`implementation` behind the codec: every argument, answer and error is encoded and decoded."""
     return remote(protocol, _InProcess(implementation))
