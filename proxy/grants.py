@@ -113,9 +113,9 @@ class Held:
     async def release(self) -> None:
         """Hand everything back, to be granted to others at once."""
         rows, self._rows = list(self._rows.values()), {}
-        await self.settle("nack", rows)
+        await self.settle("release", rows)
 
-    async def settle(self, action: Literal["nack", "skip"], rows: Sequence[_HeldRows]) -> None:
+    async def settle(self, action: Literal["release", "skip"], rows: Sequence[_HeldRows]) -> None:
         """Settle rows of this call. A store that is away only means that their lease must end by itself."""
         by_group: dict[str, list[Settle]] = defaultdict(list)
         for one in rows:
@@ -133,7 +133,7 @@ class Held:
             elif isinstance(result, BaseException):
                 raise result
 
-    async def part(self, action: Literal["nack", "skip"], queue: QueueInfo, grant: Grant, offsets: Offsets) -> None:
+    async def part(self, action: Literal["release", "skip"], queue: QueueInfo, grant: Grant, offsets: Offsets) -> None:
         """Settle some rows of one grant; the others stay held."""
         if not len(offsets):
             return
@@ -273,7 +273,7 @@ class Receiver:
                     grants.append(grant)
                     room -= len(offsets)
                 else:
-                    await self.held.part("nack", self._queues[grant.queue_id], grant, offsets)
+                    await self.held.part("release", self._queues[grant.queue_id], grant, offsets)
             kept.append(msgspec.structs.replace(result, grants=grants))
         return kept
 
@@ -286,7 +286,7 @@ class Receiver:
         selection = await self._parts.reader.select(
             self._wanted.topic, queue, offsets, grant.frames, grant.local_offset, room
         )
-        await self.held.part("nack", queue, grant, selection.missing)
+        await self.held.part("release", queue, grant, selection.missing)
         delivery.error = delivery.error or selection.error
         batches = selection.batches
         if tag is not None:
@@ -320,7 +320,7 @@ class Receiver:
         self.held.add(queue, grant)
         granted = offsets_of(grant)
         batches = [_only(batch, granted) for batch in read.batches]
-        await self.held.part("nack", queue, grant, np.setdiff1d(granted, _offsets_in(batches), assume_unique=True))
+        await self.held.part("release", queue, grant, np.setdiff1d(granted, _offsets_in(batches), assume_unique=True))
         await self._add(delivery, queue, grant, batches)
 
     async def _add(self, delivery: Delivery, queue: QueueInfo, grant: Grant, batches: Sequence[pa.RecordBatch]) -> None:

@@ -281,7 +281,9 @@ class FakeTier:
 
     async def find_key(self, ref: Any, queues: list[int], key: bytes) -> pa.Table:
         table = self._table(ref.path)
-        return table.filter(pc.and_(pc.equal(table["key"], key), pc.is_in(table["queue"], pa.array(queues, pa.int32()))))
+        return table.filter(
+            pc.and_(pc.equal(table["key"], key), pc.is_in(table["queue"], pa.array(queues, pa.int32())))
+        )
 
 
 class FakeMetadata:
@@ -326,9 +328,7 @@ class World:
         self.tier = FakeTier()
         self.groups: dict[str, GroupInfo] = {"g": GroupInfo(GROUP, TOPIC, "g", "earliest", None, 1, 1000, 0)}
         names = ("a", "b" if split else "a")
-        queues = [
-            QueueInfo(queue_id, number, [Span(0, names[number])]) for number, queue_id in enumerate(QUEUES)
-        ]
+        queues = [QueueInfo(queue_id, number, [Span(0, names[number])]) for number, queue_id in enumerate(QUEUES)]
         self.topic = TopicInfo(TENANT, "default", TOPIC, "t", "t", TopicSettings(2, "memory"), queues, 0, 1)
         self.cache = FrameCache(1 << 20)
         clients: Any = {"a": self.store, "b": self.other}
@@ -431,4 +431,3 @@ def frame() -> Callable[..., sc.StoredFrame]:
 @pytest.fixture
 def granted() -> Callable[..., sc.Grant]:
     return grant
-

@@ -48,9 +48,7 @@ def test_what_is_no_expression_is_refused(text: str) -> None:
     assert caught.value.fields[0].field == "filter"
 
 
-@pytest.mark.parametrize(
-    ("rows", "text"), [([], ""), ([4], "4"), ([0, 1, 2], "0-2"), ([0, 1, 5, 7, 8], "0-1,5,7-8")]
-)
+@pytest.mark.parametrize(("rows", "text"), [([], ""), ([4], "4"), ([0, 1, 2], "0-2"), ([0, 1, 5, 7, 8], "0-1,5,7-8")])
 def test_rows_as_text(rows: list[int], text: str) -> None:
     """Runs of rows, ends inclusive, and back as pairs of first and exclusive end."""
     assert row_ranges.text_of(np.array(rows, np.int64)) == text
@@ -61,7 +59,7 @@ def test_rows_as_text(rows: list[int], text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "-", "1-", "-1", "a", "3-1", "0-5,3", "5,1", "1,,2", "1 - 2", "٣", "9999999999", "1\n",
+    ["", "-", "1-", "-1", "a", "3-1", "0-5,3", "5,1", "1,,2", "1 - 2", "\u0663", "9999999999", "1\n",
      ",".join(str(2 * n) for n in range(RECEIPT_RANGES + 1))],
 )  # fmt: skip
 def test_rows_that_are_no_ranges_are_refused(text: str) -> None:
@@ -73,5 +71,5 @@ def test_rows_that_are_no_ranges_are_refused(text: str) -> None:
 def test_message_ids_may_have_dashes_in_the_group() -> None:
     """The group's name may hold dashes; what is no id is None."""
     assert message_id.parse("store-a-1-12-7") == ("store-a-1", 12, 7)
-    for text in ("", "a", "a-1", "a-01-2", "a-1--2", "-1-2", "a-1-2-", "a-1-99999999999999999999", "a-١-2"):
+    for text in ("", "a", "a-1", "a-01-2", "a-1--2", "-1-2", "a-1-2-", "a-1-99999999999999999999", "a-\u0661-2"):
         assert message_id.parse(text) is None
