@@ -120,6 +120,7 @@ class Conflict(MillpondError):
     codes = (
         "topic_differs", "topic_replaced", "group_differs", "filter_differs", "out_of_order", "unknown_producer",
         "replay_differs", "epoch_superseded", "manifest_conflict", "object_exists", "sealing_off",
+        "claim_ended",
     )  # fmt: skip
 
 

@@ -229,7 +229,8 @@ class LeaseRequest(msgspec.Struct, frozen=True):
 class Settle(msgspec.Struct, frozen=True):
     """Settle rows of one lease in one queue.
 
-    `action` ack: done; nack: hand out again after `delay_ms`; extend: the lease ends `delay_ms` from now.
+    `action` ack: done; nack: hand out again after `delay_ms`; extend: the lease ends `delay_ms` from now;
+    skip: the filter does not want it; release: it was never delivered, hand it out again with the same attempt.
     `offsets` i64[n]. When `ranges` is given instead: i64[2k], pairs of first and end, all of the lease's rows
     inside them.
     """
@@ -237,7 +238,7 @@ class Settle(msgspec.Struct, frozen=True):
     queue_id: int
     generation: int
     lease: int
-    action: Literal["ack", "nack", "extend", "skip"]
+    action: Literal["ack", "nack", "extend", "skip", "release"]
     offsets: pa.Buffer | None = None
     ranges: pa.Buffer | None = None
     delay_ms: int = 0

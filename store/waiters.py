@@ -68,7 +68,8 @@ class Waiters:
         Raises the error that `fail` was given.
         """
         loop = asyncio.get_running_loop()
-        future = waiter.future = loop.create_future()
+        future: asyncio.Future[bool] = loop.create_future()
+        waiter.future = future
         self._sleeping[id(waiter)] = waiter
         if first:
             self._sleeping.move_to_end(id(waiter), last=False)

@@ -1,0 +1,553 @@
+"""Delivery: receive, lease, settle, seek, lag and delete_group of a store.
+
+    receive -> Handout decides (under the queue's lock) -> Cursor.grant -> state frame written -> answer with frames
+    settle  -> Cursor.settle by columns -> state frame flushed (or written, as the topic says) -> statuses
+
+Single-threaded on the event loop. The cursors are the fold's; what is kept beside them (who waits, which queues may
+have something, claims, attempt ids) is memory of the primary and may be lost.
+
+A grant whose caller goes away before it is answered is released uncounted: the next delivery has the same attempt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from millpond.core.errors import BadRequest, Conflict, MillpondError, NotFound, Unavailable
+from millpond.core.limits import ATTEMPT_ID_SECONDS, ATTEMPT_IDS
+from millpond.store.client import (
+    Grant,
+    GroupRef,
+    LagRequest,
+    LagResult,
+    LeaseRequest,
+    QueueLag,
+    QueueRef,
+    ReceiveRequest,
+    ReceiveResult,
+    SeekOutcome,
+    SeekRequest,
+    SeekResult,
+    Settle,
+    SettleOutcome,
+    SettleRequest,
+    SettleResult,
+    StoredFrame,
+)
+from millpond.store.fold.cursors import ALREADY, OK, UNKNOWN, VOID, Cursor, Cursors, LastSeek, Statuses
+from millpond.store.fold.operations import Ints
+from millpond.store.handout import DeliveryLog, Drawn, Handout
+from millpond.store.places import DueTimes, Group, OpenClaim, Place
+from millpond.store.waiters import Waiter, WaiterCount
+
+__all__ = ["Delivery", "DeliveryLog"]
+
+_SCAN_ROUNDS = 8  # of slices that a receive filters which does not wait
+_LEASE_SHIFT = 10  # lease numbers of one start: up to 1,024 for each millisecond until the next
+
+
+class _Remembered(NamedTuple):
+    """What a receive with an attempt id was given."""
+
+    until: int
+    drawn: list[Drawn]
+
+
+class Delivery:
+    def __init__(self, log: DeliveryLog, cursors: Cursors, now_ms: Callable[[], int]) -> None:
+        """`now_ms`: the store's clock. The cursors are those of the fold, loaded and replayed."""
+        self._log = log
+        self._cursors = cursors
+        self._now_ms = now_ms
+        self._groups: dict[int, Group] = {}
+        self._of_queue: dict[int, list[Place]] = {}
+        self._due = DueTimes()
+        self._waiting = WaiterCount(self._arm)
+        self._timer: tuple[int, asyncio.TimerHandle] | None = None
+        self._attempts: OrderedDict[tuple[int, str], _Remembered] = OrderedDict()
+        # A power cut may forget the newest grants, and their numbers must not be given to others: those of
+        # this start lie above all of earlier ones.
+        self._first_lease = now_ms() << _LEASE_SHIFT
+        self._next_claim = now_ms() << _LEASE_SHIFT
+        for cursor in cursors.by_key.values():
+            self._place(cursor)
+
+    def close(self) -> None:
+        """All waiting receives end with Unavailable(shutting_down)."""
+        if self._timer is not None:
+            self._timer[1].cancel()
+            self._timer = None
+        for group in self._groups.values():
+            group.waiters.fail(Unavailable("shutting_down", "the store is shutting down"))
+
+    @property
+    def waiting(self) -> int:
+        """Receives that wait for a message."""
+        return self._waiting.count
+
+    # -- what the engine tells --------------------------------------------------------------------------------
+
+    def on_confirmed(self, queue_id: int) -> None:
+        """The confirmed end of a queue moved."""
+        for place in self._of_queue.get(queue_id, ()):
+            if queue_id not in place.group.full and place.claim is None:
+                place.group.rouse(queue_id)
+
+    def wake_due(self) -> None:
+        """Rows, or claims, fell due by now: their queues may have something."""
+        for place in self._due.pop(self._now_ms()):
+            place.group.rouse(place.queue_id)
+
+    def _arm(self) -> None:
+        """Have `wake_due` called at the earliest due time, if anybody waits for it."""
+        due = self._due.earliest
+        if self._timer is not None and self._timer[0] <= due:
+            return
+        delay_ms = max(1, min(due - self._now_ms(), 3_600_000))
+        if self._timer is not None:
+            self._timer[1].cancel()
+        self._timer = (due, asyncio.get_running_loop().call_later(delay_ms / 1000, self._on_timer))
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self.wake_due()
+        if self._waiting.count:
+            self._arm()
+
+    def _note_due(self, place: Place, due: int) -> None:
+        self._due.note(place, due)
+        if self._waiting.count:
+            self._arm()
+
+    # -- groups and places ------------------------------------------------------------------------------------
+
+    def _place(self, cursor: Cursor) -> Place:
+        group = self._groups.get(cursor.group.group_id)
+        if group is None:
+            group = self._groups[cursor.group.group_id] = Group(cursor.group, self._waiting)
+        place = group.places[cursor.queue.queue_id] = Place(group, cursor)
+        self._of_queue.setdefault(place.queue_id, []).append(place)
+        group.ready[place.queue_id] = None
+        self._due.note(place, cursor.earliest_due)
+        return place
+
+    def _find(self, group_id: int, queue_id: int) -> Place | None:
+        """The place of a cursor; forgotten here when the fold has dropped the cursor."""
+        group = self._groups.get(group_id)
+        place = None if group is None else group.places.get(queue_id)
+        if place is not None and self._cursors.get(group_id, queue_id) is not place.cursor:
+            self._forget(place)
+            return None
+        return place
+
+    def _forget(self, place: Place) -> None:
+        group, queue_id = place.group, place.queue_id
+        del group.places[queue_id]
+        group.ready.pop(queue_id, None)
+        group.full.pop(queue_id, None)
+        group.checked = None
+        self._of_queue[queue_id].remove(place)
+        if not self._of_queue[queue_id]:
+            del self._of_queue[queue_id]
+
+    def _group_for(self, request: ReceiveRequest) -> tuple[Group, bool]:
+        """The group with a cursor in every queue named, and whether it is new here.
+
+        A queue that joins a group later is read from its first message on: it did not exist before.
+        """
+        ref = request.group
+        group = self._groups.get(ref.group_id)
+        if group is not None and group.checked is request.queues:
+            return group, False
+        created = group is None or not group.places
+        for queue in request.queues:
+            if self._find(ref.group_id, queue.queue_id) is None:
+                start = request.start if created else "earliest"
+                self._log.open_queue(queue)
+                ends = self._log.ends(queue.queue_id)
+                head = ends.start_offset if start == "earliest" else ends.end_offset
+                group = self._place(self._cursors.open(ref, queue, head)).group
+        if group is None:
+            raise BadRequest.field("queues", "at least one queue", 0)
+        group.checked = request.queues
+        return group, created
+
+    # -- receive ----------------------------------------------------------------------------------------------
+
+    async def receive(self, request: ReceiveRequest) -> ReceiveResult:
+        """Raises BadRequest, NotFound(group_not_found) when the group is deleted meanwhile, TooManyRequests."""
+        group, created = self._group_for(request)
+        handout = self._handout(group, request)
+        repeated = self._repeated(request)
+        try:
+            if repeated:
+                handout.drawn = repeated
+            else:
+                await self._fill(group, request, handout)
+            result = await self._answer(group, request, handout, created)
+        except BaseException:
+            if not repeated:
+                self._release(handout)
+            raise
+        finally:
+            group.pass_on()
+        if request.attempt_id is not None and handout.drawn and not repeated:
+            self._remember(request.group.group_id, request.attempt_id, handout)
+        return result
+
+    def _handout(self, group: Group, request: ReceiveRequest) -> Handout:
+        half, odd = divmod(request.max_messages, 2)
+        if odd:
+            half += group.favour_due
+            group.favour_due = not group.favour_due
+        if group.full:
+            group.recheck_full(request.max_in_flight)
+        return Handout(self._log, request, self._now_ms(), half)
+
+    async def _fill(self, group: Group, request: ReceiveRequest, handout: Handout) -> None:
+        """Until the handout has something, or may not wait any longer."""
+        wanted = None
+        if len(request.queues) != len(group.places):
+            wanted = frozenset(queue.queue_id for queue in request.queues)
+        if not request.wait_ms or not group.waiters.awake:
+            rounds = 0
+            while handout.empty and (rounds == 0 or handout.unfinished) and rounds < _SCAN_ROUNDS:
+                await self._draw(group, handout, wanted)
+                rounds += 1
+        if handout.empty and request.wait_ms and not group.full:
+            self._waiting.enter()
+            try:
+                await self._wait(group, request, handout, wanted)
+            finally:
+                self._waiting.leave()
+
+    async def _wait(
+        self, group: Group, request: ReceiveRequest, handout: Handout, wanted: frozenset[int] | None
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + request.wait_ms / 1000
+        waiter = Waiter(wanted)
+        woken_before = False
+        while handout.empty and not group.full and loop.time() < deadline:
+            if self._groups.get(group.ref.group_id) is not group:
+                raise _group_gone(group.ref)
+            if group.has_ready(wanted) and not group.waiters.awake:
+                await asyncio.sleep(0)  # a long scan leaves the loop to others in between
+                await self._draw(group, handout, wanted)
+                continue
+            woken = await group.waiters.sleep(waiter, deadline - loop.time(), first=woken_before)
+            if not woken:
+                return
+            woken_before = True
+            try:
+                await self._draw(group, handout, wanted)
+            finally:
+                group.waiters.done()
+
+    async def _draw(self, group: Group, handout: Handout, wanted: frozenset[int] | None) -> None:
+        """One round over the queues that may have something, each at most once."""
+        handout.now = now = self._now_ms()
+        handout.unfinished = False
+        if self._due.earliest <= now:
+            self.wake_due()
+        try:
+            for _ in range(len(group.ready)):
+                if handout.satisfied or not group.ready:
+                    break
+                queue_id = next(iter(group.ready))
+                group.ready.move_to_end(queue_id)  # before any wait: whoever comes meanwhile begins with another
+                if wanted is not None and queue_id not in wanted:
+                    continue
+                place = self._find(group.ref.group_id, queue_id)
+                if place is not None:
+                    await self._visit(place, handout)
+            for place in handout.more_due:
+                if not handout.satisfied:
+                    await handout.visit_again(place)
+                    self._after(place)
+        finally:
+            handout.more_due.clear()
+            if self._cursors.dirty:
+                self._log.state_changed()
+
+    async def _visit(self, place: Place, handout: Handout) -> None:
+        place.cursor.next_lease = max(place.cursor.next_lease, self._first_lease)
+        self._next_claim += 1
+        try:
+            await handout.visit(place, self._next_claim)
+        except MillpondError:
+            # this queue's index cannot be read; what the others gave is worth more than saying so now
+            if handout.empty:
+                raise
+        finally:
+            self._after(place)
+
+    def _after(self, place: Place) -> None:
+        """Keep or drop a queue among the ready ones, by what it has now."""
+        now, queue_id, cursor = self._now_ms(), place.queue_id, place.cursor
+        group = place.group
+        new = cursor.head < self._log.ends(queue_id).end_offset and queue_id not in group.full
+        if (new and not place.claimed(now)) or cursor.has_due(now):
+            group.ready[queue_id] = None
+        else:
+            group.ready.pop(queue_id, None)
+        self._note_due(place, cursor.earliest_due)
+        if place.claim is not None:
+            self._note_due(place, place.claim.until)
+
+    async def _answer(self, group: Group, request: ReceiveRequest, handout: Handout, created: bool) -> ReceiveResult:
+        room = request.max_bytes
+        grants: list[Grant] = []
+        for drawn in handout.drawn:
+            local = self._log.ends(drawn.place.queue_id).local_offset
+            frames = await self._frames(drawn, local, room)
+            room = max(0, room - sum(len(frame.payload) for frame in frames))
+            grants.append(_grant(drawn, local, frames))
+        if grants or created:
+            await self._log.state_written()
+        reason = None
+        if handout.empty:
+            reason = "in_flight_full" if group.full else "scanning" if handout.unfinished else None
+        return ReceiveResult(grants, handout.claims, reason, created)
+
+    async def _frames(self, drawn: Drawn, local: int, max_bytes: int) -> list[StoredFrame]:
+        offsets = drawn.offsets
+        if offsets[0] < local:
+            offsets = offsets[int(offsets.searchsorted(local)) :]
+        if not len(offsets) or max_bytes <= 0:
+            return []
+        try:
+            return await self._log.frames_for(drawn.place.queue_id, offsets, max_bytes)
+        except MillpondError:
+            return []  # granted without its frames: the proxy's own read says what is wrong with them
+
+    def _release(self, handout: Handout) -> None:
+        """Nobody takes what was handed out: it waits again, uncounted."""
+        now = self._now_ms()
+        for drawn in handout.drawn:
+            place = drawn.place
+            place.cursor.settle(drawn.lease, drawn.generation, drawn.offsets, "release", now)
+            place.group.rouse(place.queue_id)
+        for claim in handout.claims:
+            for place in self._of_queue.get(claim.queue_id, ()):
+                if place.claim is not None and place.claim.number == claim.claim:
+                    place.claim = None
+                    place.group.rouse(place.queue_id)
+        if handout.drawn:
+            self._log.state_changed()
+
+    # -- attempt ids ------------------------------------------------------------------------------------------
+
+    def _remember(self, group_id: int, attempt_id: str, handout: Handout) -> None:
+        until = self._now_ms() + ATTEMPT_ID_SECONDS * 1000
+        self._attempts[group_id, attempt_id] = _Remembered(until, handout.drawn)
+        self._attempts.move_to_end((group_id, attempt_id))
+        while len(self._attempts) > ATTEMPT_IDS or next(iter(self._attempts.values())).until <= until - 60_000:
+            self._attempts.popitem(last=False)
+
+    def _repeated(self, request: ReceiveRequest) -> list[Drawn]:
+        """What an earlier receive with the same attempt id was given and still holds."""
+        if request.attempt_id is None:
+            return []
+        remembered = self._attempts.get((request.group.group_id, request.attempt_id))
+        now = self._now_ms()
+        if remembered is None or remembered.until <= now:
+            return []
+        held: list[Drawn] = []
+        for drawn in remembered.drawn:
+            place = self._find(request.group.group_id, drawn.place.queue_id)
+            if place is drawn.place and place.cursor.generation == drawn.generation:
+                mask, until = place.cursor.still_leased(drawn.lease, drawn.offsets, now)
+                if mask.any():
+                    held.append(drawn._replace(offsets=drawn.offsets[mask], attempts=drawn.attempts[mask], until=until))
+        return held
+
+    # -- claims -----------------------------------------------------------------------------------------------
+
+    async def lease(self, request: LeaseRequest) -> Grant:
+        """Lease what the proxy took of a claimed range. Raises Conflict(claim_ended), BadRequest."""
+        now = self._now_ms()
+        place = self._find(request.group.group_id, request.queue_id)
+        claim = place.claim if place is not None and place.claimed(now) else None
+        if place is None or claim is None or claim.number != request.claim:
+            raise _claim_ended()
+        cursor = place.cursor
+        if cursor.generation != request.generation or cursor.head != claim.first:
+            raise _claim_ended()
+        take = _offsets(request.take)
+        _check_take(take, claim, request.end)
+        place.claim = None
+        until = now + request.lease_ms
+        cursor.next_lease = max(cursor.next_lease, self._first_lease)
+        lease, attempts = cursor.grant(take, until, request.end)
+        drawn = Drawn(place, cursor.generation, lease, take, attempts, until)
+        self._after(place)
+        place.group.pass_on()
+        self._log.state_changed()
+        await self._log.state_written()
+        return _grant(drawn, self._log.ends(place.queue_id).local_offset, [])
+
+    # -- settle -----------------------------------------------------------------------------------------------
+
+    async def settle(self, request: SettleRequest) -> SettleResult:
+        """Answers when the state is as durable as the topic asks. Raises Unavailable(deadline_exceeded)."""
+        now = self._now_ms()
+        outcomes = [self._settle(request.group, one, now) for one in request.settles]
+        changed = any(rows for _, rows in outcomes)
+        if changed:
+            self._log.state_changed()
+        if any(((statuses == ALREADY) | (statuses == VOID)).any() for statuses, _ in outcomes):
+            await _within(self._log.confirmed(), request.deadline_ms)
+        elif changed:
+            durable = self._log.state_flushed if request.durability == "flush" else self._log.state_written
+            await _within(durable(), request.deadline_ms)
+        return SettleResult([SettleOutcome(pa.py_buffer(statuses), rows) for statuses, rows in outcomes])
+
+    def _settle(self, group: GroupRef, one: Settle, now: int) -> tuple[Statuses, int]:
+        place = self._find(group.group_id, one.queue_id)
+        if place is None:
+            return np.full(1 if one.ranges is not None else _count(one.offsets), UNKNOWN, np.uint8), 0
+        due = now + max(0, one.delay_ms)
+        cursor = place.cursor
+        if one.ranges is not None:
+            ranges = _offsets(one.ranges)
+            if len(ranges) % 2:
+                raise BadRequest.field("ranges", "pairs of first and end", len(ranges))
+            status, rows = cursor.settle_ranges(one.lease, one.generation, ranges, one.action, due)
+            statuses = np.full(1, status, np.uint8)
+        else:
+            offsets = _offsets(one.offsets)
+            statuses = cursor.settle(one.lease, one.generation, offsets, one.action, due)
+            rows = int(np.count_nonzero(statuses == OK))
+        if rows:
+            self._settled(place, one.action in {"nack", "release"} and due <= now)
+        return statuses, rows
+
+    def _settled(self, place: Place, due_now: bool) -> None:
+        group, queue_id = place.group, place.queue_id
+        if queue_id in group.full and place.cursor.in_flight < group.full[queue_id]:
+            del group.full[queue_id]
+            group.rouse(queue_id)
+        elif due_now:
+            group.rouse(queue_id)
+        if place.cursor.earliest_due < place.noted_due:
+            self._note_due(place, place.cursor.earliest_due)
+
+    # -- seek, lag, delete ------------------------------------------------------------------------------------
+
+    async def seek(self, request: SeekRequest) -> SeekResult:
+        """Raises BadRequest. Offsets beyond a queue's ends are taken for that end."""
+        if len(request.queues) != len(request.offsets):
+            raise BadRequest.field("offsets", "one for each queue", len(request.offsets))
+        id_hash = int.from_bytes(blake2b(request.seek_id.encode(), digest_size=8).digest(), "little") >> 1 or 1
+        pairs = zip(request.queues, request.offsets, strict=True)
+        outcomes = [self._seek(request, queue, offset, id_hash) for queue, offset in pairs]
+        if not request.dry_run:
+            self._log.state_changed()
+            await self._log.state_flushed()
+            await self._log.confirmed()
+        return SeekResult(outcomes)
+
+    def _seek(self, request: SeekRequest, queue: QueueRef, offset: int, id_hash: int) -> SeekOutcome:
+        place = self._find(request.group.group_id, queue.queue_id)
+        if place is not None and place.cursor.last_seek.id_hash == id_hash:
+            last = place.cursor.last_seek
+            return SeekOutcome(queue.queue_id, last.from_offset, last.to_offset)
+        if not request.dry_run:
+            self._log.open_queue(queue)
+        ends = self._log.ends(queue.queue_id)
+        to = max(ends.start_offset, min(offset, ends.end_offset))
+        outcome = SeekOutcome(queue.queue_id, to if place is None else place.cursor.committed, to)
+        if request.dry_run:
+            return outcome
+        if place is None:
+            place = self._place(self._cursors.open(request.group, queue, to))
+        place.cursor.seek(to, request.keep_retries, LastSeek(id_hash, outcome.from_offset, to))
+        place.claim = None
+        place.group.full.pop(queue.queue_id, None)
+        self._note_due(place, place.cursor.earliest_due)
+        place.group.rouse(queue.queue_id)
+        return outcome
+
+    async def lag(self, request: LagRequest) -> LagResult:
+        queues = [await self._lag(request, queue.queue_id) for queue in request.queues]
+        return LagResult(queues, self._now_ms())
+
+    async def _lag(self, request: LagRequest, queue_id: int) -> QueueLag:
+        ends = self._log.ends(queue_id)
+        place = self._find(request.group.group_id, queue_id)
+        if place is None:
+            committed = head = ends.start_offset if request.start == "earliest" else ends.end_offset
+            in_flight = skipped = 0
+        else:
+            cursor = place.cursor
+            head, in_flight = max(cursor.head, ends.start_offset), cursor.in_flight
+            committed = max(cursor.committed, ends.start_offset)
+            skipped = cursor.skipped + head - cursor.head
+        oldest_ts = await self._log.timestamp_at(queue_id, committed) if committed < ends.end_offset else -1
+        return QueueLag(
+            queue_id, ends.start_offset, committed, head, ends.end_offset, in_flight, oldest_ts, skipped,
+            place is not None,
+        )  # fmt: skip
+
+    async def delete_group(self, group: GroupRef) -> None:
+        """Idempotent. Receives that wait end with NotFound(group_not_found)."""
+        known = self._groups.get(group.group_id)
+        if known is None:
+            return
+        for place in list(known.places.values()):
+            self._forget(place)
+        del self._groups[group.group_id]
+        known.waiters.fail(_group_gone(group))
+        self._cursors.delete_group(group)
+        self._log.state_changed()
+        await self._log.state_flushed()
+
+
+def _grant(drawn: Drawn, local: int, frames: list[StoredFrame]) -> Grant:
+    return Grant(
+        drawn.place.queue_id, drawn.generation, drawn.lease,
+        pa.py_buffer(drawn.offsets), pa.py_buffer(drawn.attempts), drawn.until, local, frames,
+    )  # fmt: skip
+
+
+def _offsets(buffer: pa.Buffer | None) -> Ints:
+    if buffer is None:
+        raise BadRequest.field("offsets", "offsets or ranges")
+    if len(buffer) % 8:
+        raise BadRequest.field("offsets", "64-bit integers", len(buffer))
+    return np.frombuffer(buffer, np.int64)
+
+
+def _count(buffer: pa.Buffer | None) -> int:
+    return len(_offsets(buffer))
+
+
+def _check_take(take: Ints, claim: OpenClaim, end: int) -> None:
+    if not claim.first <= end <= claim.end:
+        raise BadRequest.field("end", f"{claim.first} to {claim.end}", end)
+    if len(take) and (take[0] < claim.first or take[-1] >= end or not (take[1:] > take[:-1]).all()):
+        raise BadRequest.field("take", "ascending offsets of the claimed range")
+
+
+def _claim_ended() -> Conflict:
+    return Conflict("claim_ended", "the claim has run out, or the group was moved")
+
+
+def _group_gone(group: GroupRef) -> NotFound:
+    return NotFound("group_not_found", f"group {group.group_id} was deleted")
+
+
+async def _within(durable: Awaitable[Any], deadline_ms: int) -> None:
+    try:
+        async with asyncio.timeout(deadline_ms / 1000):
+            await durable
+    except TimeoutError:
+        raise Unavailable("deadline_exceeded", "not durable within the deadline; it may become so yet") from None
