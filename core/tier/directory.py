@@ -43,6 +43,7 @@ _REASONS = {
     errno.EPERM: "not permitted (does this file system have hard links?)",
     errno.EOPNOTSUPP: "this file system has no hard links",
     errno.ENOTDIR: "a part of the path is not a directory",
+    errno.EEXIST: "a part of the path is not a directory",
 }
 _HASH_BYTES = 4 * MIB
 

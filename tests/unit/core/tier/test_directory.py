@@ -1,0 +1,107 @@
+"""What only a directory must do: hold its promise across a power cut, and say clearly why it cannot write."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millpond.core.clock import SystemClock, SystemRandom
+from millpond.core.errors import NotFound, Unavailable
+from millpond.core.limits import OBJECT_TEMPORARY_MS
+from millpond.core.tier.directory import DirectoryObjects
+
+
+@pytest.fixture
+async def objects(tmp_path: Path) -> AsyncIterator[DirectoryObjects]:
+    objects = DirectoryObjects(tmp_path / "tier", SystemClock(), SystemRandom())
+    yield objects
+    await objects.close()
+
+
+async def put(objects: DirectoryObjects, key: str, data: bytes) -> None:
+    await objects.put_new(key, data, hashlib.sha256(data).hexdigest())
+
+
+def fail(monkeypatch: pytest.MonkeyPatch, name: str, number: int) -> None:
+    def refuse(*arguments: Any, **options: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, name, refuse)
+
+
+async def test_the_order_of_a_put(objects: DirectoryObjects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bytes are durable before the name exists, and the name before the call returns: every directory is synced."""
+    calls: list[str] = []
+    fsync, link = os.fsync, os.link
+
+    def record_fsync(handle: int) -> None:
+        path = str(Path(f"/proc/self/fd/{handle}").readlink()).removeprefix(str(tmp_path))
+        calls.append("sync " + ("file" if path.startswith("/tier/.tmp/") else path))
+        fsync(handle)
+
+    def record_link(source: Any, target: Any) -> None:
+        calls.append("link")
+        link(source, target)
+
+    monkeypatch.setattr(os, "fsync", record_fsync)
+    monkeypatch.setattr(os, "link", record_link)
+    await put(objects, "v1/a/x", b"data")
+    assert calls == ["sync ", "sync /tier", "sync /tier/v1", "sync /tier", "sync file", "link", "sync /tier/v1/a"]
+
+
+@pytest.mark.parametrize("step", ["fsync", "link"])
+@pytest.mark.parametrize(
+    ("number", "reason"), [(errno.ENOSPC, "disk is full"), (errno.EROFS, "read-only"), (errno.EACCES, "permission")]
+)
+async def test_a_disk_that_refuses(
+    objects: DirectoryObjects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, number: int, reason: str
+) -> None:
+    """A full or read-only disk is tier_unavailable with the reason in words; nothing half-written stays."""
+    await put(objects, "v1/there", b"1")
+    with monkeypatch.context() as patch:
+        fail(patch, step, number)
+        with pytest.raises(Unavailable) as refused:
+            await put(objects, "v1/k", b"data")
+        assert refused.value.code == "tier_unavailable"
+        assert reason in refused.value.detail
+        with pytest.raises(Unavailable, match=reason):
+            await objects.check()
+    with pytest.raises(NotFound):
+        await objects.get("v1/k")
+    assert list((tmp_path / "tier" / ".tmp").iterdir()) == []
+    await put(objects, "v1/k", b"data")
+
+
+async def test_a_root_that_cannot_be(tmp_path: Path) -> None:
+    """A root below a file is refused in words."""
+    (tmp_path / "file").write_bytes(b"")
+    objects = DirectoryObjects(tmp_path / "file" / "tier", SystemClock(), SystemRandom())
+    with pytest.raises(Unavailable, match="not a directory"):
+        await objects.check()
+    await objects.close()
+
+
+async def test_what_a_crash_left_is_swept(objects: DirectoryObjects, tmp_path: Path) -> None:
+    """A temporary file of a day ago is nobody's; a young one may be another process's work."""
+    await objects.check()
+    folder = tmp_path / "tier" / ".tmp"
+    for name, age_ms in (("old", OBJECT_TEMPORARY_MS + 60_000), ("young", 60_000)):
+        (folder / name).write_bytes(b"half")
+        stamp = SystemClock().wall_ms() / 1000 - age_ms / 1000
+        os.utime(folder / name, (stamp, stamp))
+    await objects.check()
+    assert [path.name for path in folder.iterdir()] == ["young"]
+    assert await objects.list("") == []
+
+
+async def test_head_sees_the_bytes_that_are_there(objects: DirectoryObjects, tmp_path: Path) -> None:
+    """The checksum is of the file's content, not of what somebody once claimed."""
+    await put(objects, "k", b"data")
+    (tmp_path / "tier" / "k").write_bytes(b"dama")
+    assert (await objects.head("k")).sha256 == hashlib.sha256(b"dama").hexdigest()
