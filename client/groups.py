@@ -50,6 +50,9 @@ class QueueSeek(msgspec.Struct, frozen=True, rename={"from_offset": "from", "to_
     to_offset: int
 
 
+QueueSeeks = list[QueueSeek]
+
+
 class _Seek(msgspec.Struct):
     queues: list[QueueSeek]
 
@@ -115,7 +118,7 @@ class Groups:
         offsets: Mapping[int, int] | None = None,
         like_group: str | None = None,
         dry_run: bool = False,
-    ) -> list[QueueSeek]:  # type: ignore[valid-type]  # the builtin, not the method above
+    ) -> QueueSeeks:
         """Move the group: `to` an end, to a time, to offsets by queue, or to where another group is; one of them."""
         given = [value for value in (to, time_ms, offsets, like_group) if value is not None]
         if len(given) != 1:
@@ -127,8 +130,11 @@ class Groups:
             target = {"offsets": {str(queue): offset for queue, offset in offsets.items()}}
         elif like_group is not None:
             target = {"group": like_group}
-        body = {"to": target, "dry_run": dry_run}
-        answer: _Seek = await self._connection.json("POST", self._path(group, "seek"), body, shape=_Seek)
+        seek_id = self._connection.random.bytes(12).hex()
+        body = {"to": target, "dry_run": dry_run, "seek_id": seek_id}
+        answer: _Seek = await self._connection.json(
+            "POST", self._path(group, "seek"), body, shape=_Seek, repeatable=True
+        )
         return answer.queues
 
     def _path(self, group: str, *rest: str) -> str:

@@ -44,6 +44,9 @@ class QueueState(msgspec.Struct, frozen=True):
     id_prefix: str = ""
 
 
+QueueStates = list[QueueState]
+
+
 class _Queues(msgspec.Struct):
     queues: list[QueueState]
 
@@ -110,7 +113,7 @@ class Topics:
         """Delete the topic and all its messages."""
         await self._connection.json("DELETE", path_of("topics", topic))
 
-    async def queues(self, topic: str) -> list[QueueState]:  # type: ignore[valid-type]  # the builtin, not the method
+    async def queues(self, topic: str) -> QueueStates:
         answer: _Queues = await self._connection.get(path_of("topics", topic, "queues"), shape=_Queues)
         return answer.queues
 

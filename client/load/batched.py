@@ -1,0 +1,151 @@
+"""Messages through the SDK: produce in batches, consume, and the time from send to receipt at a steady rate."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from itertools import cycle, islice
+
+from millpond.client.connection import Connection
+from millpond.client.consumer import Consumer
+from millpond.client.load.figures import Rate, Times
+from millpond.client.producer import Producer
+
+SLICE = 500  # messages between two looks at the clock and the buffer
+Report = Callable[[int], None]
+IDLE_SECONDS = 30.0
+
+
+def bodies(message_bytes: int, different: int = 1000) -> list[bytes]:
+    """Bodies that differ, so that nothing along the way can profit from their being equal."""
+    return [(b"%08d" % i).ljust(message_bytes, b"x")[:message_bytes] for i in range(different)]
+
+
+async def produce(
+    connection: Connection,
+    topic: str,
+    message_bytes: int,
+    *,
+    seconds: float | None = None,
+    count: int | None = None,
+    keys: int = 0,
+    compression: str = "none",
+    report: Report | None = None,
+) -> Rate:
+    """`send_nowait` for `seconds` or `count` messages, then flush; the rate includes the flush. `keys`: so many
+    different keys, in turn."""
+    clock = connection.clock
+    source = cycle(bodies(message_bytes))
+    names = cycle([b"key-%d" % i for i in range(keys)] or [None])
+    sent = 0
+    async with Producer(topic, connection=connection, compression=compression) as producer:
+        begin = clock.monotonic()
+        while clock.monotonic() - begin < seconds if seconds is not None else sent < (count or 0):
+            take = SLICE if count is None else min(SLICE, count - sent)
+            for body, key in zip(islice(source, take), names, strict=False):
+                producer.send_nowait(body, key)
+            sent += take
+            if producer.has_room:
+                await asyncio.sleep(0)
+            else:
+                await producer.ready()
+            if report is not None:
+                report(sent)
+        await producer.flush()
+        return Rate(sent, message_bytes, clock.monotonic() - begin)
+
+
+async def consume(
+    connection: Connection,
+    topic: str,
+    group: str,
+    count: int,
+    message_bytes: int,
+    *,
+    as_messages: bool = False,
+    report: Report | None = None,
+) -> Rate:
+    """Receive and ack `count` messages from the beginning; by Arrow batch, or as Python objects one by one.
+
+    Ends early when nothing arrives for 30 s.
+    """
+    clock = connection.clock
+    taken = 0
+    async with Consumer(topic, group, connection=connection, start="earliest", prefetch=8_000) as consumer:
+        begin = last = clock.monotonic()
+        while taken < count:
+            batch = await consumer.receive(IDLE_SECONDS)
+            if batch is None:
+                break
+            if as_messages:
+                for message in batch.messages():
+                    message.ack_soon()
+            else:
+                batch.ack_soon()
+            taken += len(batch)
+            last = clock.monotonic()
+            if report is not None:
+                report(taken)
+    return Rate(taken, message_bytes, last - begin)
+
+
+async def latency(
+    connection: Connection,
+    topic: str,
+    group: str,
+    message_bytes: int,
+    *,
+    seconds: float,
+    per_second: int,
+    report: Report | None = None,
+) -> Times:
+    """From just before `send` to the message in a consumer's hand, at a steady rate.
+
+    A message is due at a fixed time whatever became of the others, and its time counts from when it was due, so that
+    a stall is not left out.
+    """
+    clock = connection.clock
+    total = int(seconds * per_second)
+    took: list[float] = []
+    due: dict[bytes, float] = {}
+
+    async def receive() -> None:
+        async for message in consumer:
+            began = due.pop(message.body[:8], None)
+            if began is not None:
+                took.append(clock.monotonic() - began)
+                if report is not None:
+                    report(len(took))
+            if len(took) == total:
+                return
+
+    async with (
+        Consumer(topic, group, connection=connection, start="latest", wait_ms=10_000) as consumer,
+        Producer(topic, connection=connection, linger_ms=0) as producer,
+    ):
+        await _first_round(producer, consumer)
+        receiving = asyncio.create_task(receive())
+        begin = clock.monotonic()
+        for number in range(total):
+            at = begin + number / per_second
+            wait = at - clock.monotonic()
+            if wait > 0:
+                await asyncio.sleep(wait)
+            name = b"%08d" % number
+            due[name] = at
+            producer.send_nowait(name.ljust(message_bytes, b"x"))
+        await producer.flush()
+        await asyncio.wait([receiving], timeout=IDLE_SECONDS)
+        receiving.cancel()
+        await asyncio.wait([receiving])
+    return Times.of(took)
+
+
+async def _first_round(producer: Producer, consumer: Consumer) -> None:
+    """Send until something is received: from then on the group stands at the end and connections are open."""
+    for _ in range(100):
+        await producer.send(b"warm")
+        batch = await consumer.receive(0.2)
+        if batch is not None:
+            await batch.ack()
+            return

@@ -1,0 +1,88 @@
+"""The console entry `millpond`, and the one place that sees all parts: it wires the command with what starts them.
+
+Parts are imported only when a command starts them, so that `millpond produce` does not load a store.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import typer
+
+from millpond.client.command.app import build
+from millpond.client.command.exits import FAILED
+from millpond.client.command.parts import Starters
+from millpond.core.config import Config
+from millpond.core.errors import StartupError
+
+
+def main() -> None:
+    """Run the command line."""
+    try:
+        application()()
+    except StartupError as error:  # from settings, before any command runs
+        sys.stderr.write(f"millpond: {error.detail}; {error.remedy}\n")
+        raise SystemExit(FAILED) from error
+
+
+def application() -> typer.Typer:
+    return build(Starters(_standalone, _metadata, _store, _proxy, _replay))
+
+
+def _standalone(config: Config, ready_file: str | None) -> int:
+    from millpond.process import run
+    from millpond.standalone import Standalone
+
+    return run(lambda: Standalone.start(config), config, ready_file)
+
+
+def _metadata(config: Config, ready_file: str | None) -> int:
+    from millpond import apart
+    from millpond.process import run
+
+    return run(lambda: apart.start_metadata(config), config, ready_file)
+
+
+def _store(config: Config, ready_file: str | None) -> int:
+    from millpond import apart
+    from millpond.process import run
+
+    return run(lambda: apart.start_store(config), config, ready_file)
+
+
+def _proxy(config: Config, ready_file: str | None) -> int:
+    from millpond import apart
+    from millpond.process import run
+
+    return run(lambda: apart.start_proxy(config), config, ready_file)
+
+
+def _replay(
+    url: str | None,
+    key: str | None,
+    replay_id: str | None,
+    spec: dict[str, Any],
+    report: Callable[[int, int, int], None],
+    master: str,
+) -> dict[str, Any]:
+    """Run a replay on Spark in this process. Raises StartupError when Spark or Java is missing."""
+    from millpond.spark import replay
+
+    wanted = msgspec.convert(spec, replay.ReplaySpec)
+    done = replay.run(
+        *_service(url, key), replay_id, wanted, lambda at: report(at.read, at.published, at.total), master=master
+    )
+    told: dict[str, Any] = msgspec.to_builtins(done)
+    return told
+
+
+def _service(url: str | None, key: str | None) -> tuple[str, str | None]:
+    """Where the service is, as `Connection` finds it."""
+    import os
+
+    from millpond.client.connection import DEFAULT_URL
+
+    return url or os.environ.get("MILLPOND_URL") or DEFAULT_URL, key or os.environ.get("MILLPOND_KEY")

@@ -1,0 +1,138 @@
+"""A process of one or more parts: start, say that it is ready, run until a signal or a death, drain.
+
+SIGTERM and SIGINT drain and end with 0; a second one ends at once. A part that dies, or cannot start, ends the
+process with 1 and one line that says why and what to do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import uvloop
+
+from millpond import logs
+from millpond.client.command import exits
+from millpond.core.clock import SystemClock
+from millpond.core.config import Config
+from millpond.core.errors import MillpondError, StartupError
+from millpond.store.identity import DirectoryRefused
+
+CLOSE_SECONDS = 30.0  # draining, checkpoint and mark; systemd's default patience is 90 s
+log = logging.getLogger("millpond")
+
+
+class Running(Protocol):
+    """Parts that are up. `address`: where they listen; `failed` is done once one of them cannot go on."""
+
+    address: str
+    failed: asyncio.Future[BaseException]
+
+    def greeting(self) -> list[str]:
+        """Lines for whoever started it."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+def run(start: Callable[[], Awaitable[Running]], config: Config, ready_file: str | None) -> int:
+    """Run until told to end; the exit code."""
+    try:
+        logs.configure(config.log_level, config.log_json)
+        return uvloop.run(_run(start, ready_file))
+    except (StartupError, MillpondError, OSError) as error:
+        logs.log_failure(SystemClock(), _told(error), config.log_json)
+        return exits.FAILED
+
+
+async def _run(start: Callable[[], Awaitable[Running]], ready_file: str | None) -> int:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, _on_signal, stop)
+    starting = asyncio.ensure_future(start())
+    waiting = asyncio.ensure_future(stop.wait())
+    first: list[asyncio.Future[Any]] = [starting, waiting]
+    await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+    if not starting.done():
+        starting.cancel()
+        await asyncio.wait([starting])
+        return exits.DONE
+    running = await starting
+    try:
+        _ready(running, ready_file)
+        either: list[asyncio.Future[Any]] = [waiting, running.failed]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if running.failed.done():
+            error = running.failed.result()
+            log.critical("a part died: this process ends now", exc_info=error)
+            return exits.FAILED
+        log.info("stopping")
+        return exits.DONE
+    finally:
+        waiting.cancel()
+        _not_ready(ready_file)
+        try:
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await running.close()
+        except TimeoutError:
+            log.error("stopping took longer than %d s: ending without the rest", CLOSE_SECONDS)
+
+
+def _on_signal(stop: asyncio.Event) -> None:
+    if stop.is_set():
+        os._exit(exits.FAILED)
+    stop.set()
+
+
+def _ready(running: Running, ready_file: str | None) -> None:
+    """Tell people, and then programs: the file appears whole, the line comes last."""
+    for line in running.greeting():
+        sys.stdout.write(line + "\n")
+    if ready_file:
+        partial = Path(ready_file + ".partial")
+        partial.write_text(running.address + "\n")
+        partial.replace(ready_file)
+    sys.stdout.write(f"ready {running.address}\n")
+    sys.stdout.flush()
+
+
+def _not_ready(ready_file: str | None) -> None:
+    if ready_file:
+        Path(ready_file).unlink(missing_ok=True)
+
+
+def _told(error: StartupError | MillpondError | OSError) -> str:
+    """One line: what is wrong, and the remedy."""
+    if isinstance(error, StartupError):
+        return f"cannot start: {error.detail}. {_sentence(error.remedy)}"
+    if isinstance(error, DirectoryRefused):
+        return f"cannot start: {_sentence(error.detail)}"
+    if isinstance(error, OSError):
+        return f"cannot start: {error.filename or 'the system'}: {error.strerror or error}. {_os_remedy(error)}"
+    told = exits.failure_of(error)
+    return f"cannot start: {_sentence(told.error)} {_sentence(told.remedy)}".strip()
+
+
+def _os_remedy(error: OSError) -> str:
+    remedies = {
+        errno.EACCES: "Make the directory writable for this user, or name another with --data.",
+        errno.EPERM: "Make the directory writable for this user, or name another with --data.",
+        errno.EROFS: "The file system is read-only: mount it writable, or name another directory with --data.",
+        errno.ENOSPC: "The disk is full: make room, or name another directory with --data.",
+        errno.ENOTDIR: "Name a directory with --data.",
+        errno.EEXIST: "Name a directory with --data.",
+        errno.EMFILE: "Raise the limit of open files (ulimit -n).",
+    }
+    return remedies.get(error.errno or 0, "Check the path, and the log above.")
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:].rstrip(".") + "." if text else ""
