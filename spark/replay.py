@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from millpond.core.clock import Clock, SystemClock
-from millpond.core.errors import MillpondError, OffsetExpired
+from millpond.core.errors import MillpondError, OffsetExpired, from_info
 from millpond.core.limits import DETAIL_CHARS
 from millpond.spark.http import HttpClient, path_of
 from millpond.spark.plan import ClockName, Stretch, fetch_plan, stretches
@@ -114,7 +114,7 @@ def run(
     """Create the replay (or take up the one there is) and bring it to its end.
 
     `replay_id` None: `spec.default_id()`. `progress` is called after every round. Raises SparkMissing, JavaNotFound,
-    NotFound, Conflict(replay_differs: another plan has this id), Unreachable, NotPublished, RangeNotRead.
+    NotFound, Conflict(replay_differs: another plan has this id), OffsetExpired, Unreachable, Internal.
     """
     require_pyspark()
     clock = clock or SystemClock()
@@ -224,7 +224,11 @@ def _round(spark: SparkSession, steps: list[Step]) -> list[StepResult]:
     """One Spark job: a partition per step."""
     encoded = [msgspec.json.encode(step) for step in steps]
     results = spark.sparkContext.parallelize(encoded, len(encoded)).mapPartitions(run_encoded).collect()
-    return [msgspec.json.decode(result, type=StepResult) for result in results]
+    done = [msgspec.json.decode(result, type=StepResult) for result in results]
+    for result in done:
+        if result.error is not None:
+            raise from_info(result.error)
+    return done
 
 
 def _asked(spec: ReplaySpec) -> dict[str, Any]:

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpond.core.clock import Clock, SystemClock
+from millpond.core.errors import ErrorInfo, MillpondError
 from millpond.core.hashing import hash_binary
 from millpond.core.limits import BATCH_MESSAGES, MIB, READ_MESSAGES
 from millpond.spark.http import HttpClient
@@ -59,12 +60,16 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class StepResult(msgspec.Struct, frozen=True):
-    """`at`: next offset to read (`end`: all done); `read` and `published`: messages of this step."""
+    """`at`: next offset to read (`end`: all done); `read` and `published`: messages of this step.
+
+    `error`: why the step failed; then nothing else counts, and the next run begins where this one began.
+    """
 
     queue: int
     at: int
     read: int
     published: int
+    error: ErrorInfo | None = None
 
 
 def session_id(replay_id: str, queue: int) -> str:
@@ -73,8 +78,13 @@ def session_id(replay_id: str, queue: int) -> str:
 
 def run_encoded(steps: Iterable[bytes]) -> Iterable[bytes]:
     """What Spark runs for a partition: steps in, results out, as JSON."""
-    for step in steps:
-        yield msgspec.json.encode(run_step(msgspec.json.decode(step, type=Step)))
+    for encoded in steps:
+        step = msgspec.json.decode(encoded, type=Step)
+        try:
+            result = run_step(step)
+        except MillpondError as error:  # by code, so that it is the same error in the driver
+            result = StepResult(step.queue, step.at, 0, 0, error.info())
+        yield msgspec.json.encode(result)
 
 
 def run_step(step: Step, clock: Clock | None = None) -> StepResult:

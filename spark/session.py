@@ -23,11 +23,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from millpond.core.errors import StartupError
 from millpond.spark.java import java_home
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+REMEDY = "pip install 'millpond[spark]'"
 AWS_SDK_VERSION = "2.35.4"  # what Hadoop 3.5.0 was built with
 S3A_EXCLUDES = (
     "software.amazon.awssdk:bundle,io.netty:*,org.slf4j:*,org.apache.httpcomponents:*,commons-logging:*,"
@@ -50,13 +52,13 @@ BASE_CONFIG = {
 }
 
 
-class SparkMissing(RuntimeError):
-    """PySpark is not installed; the text names the remedy."""
+class SparkMissing(StartupError):
+    """PySpark is not installed, or not as it comes from PyPI."""
 
 
 def require_pyspark() -> None:
     if importlib.util.find_spec("pyspark") is None:
-        raise SparkMissing("this needs PySpark 4.2 or newer: pip install 'millpond[spark]'")
+        raise SparkMissing("this needs PySpark 4.2 or newer", REMEDY)
 
 
 def session(
@@ -153,7 +155,7 @@ def hadoop_version() -> str:
 
     jars = sorted((Path(pyspark.__file__).parent / "jars").glob("hadoop-client-api-*.jar"))
     if not jars:
-        raise SparkMissing("this PySpark carries no Hadoop client: pip install 'millpond[spark]'")
+        raise SparkMissing("this PySpark carries no Hadoop client", REMEDY)
     return jars[-1].stem.removeprefix("hadoop-client-api-")
 
 

@@ -59,5 +59,5 @@ def test_no_java_names_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """Without any Java the error says what to install and what was tried."""
     monkeypatch.setattr(java, "find_spec", lambda name: None)
     fake_java(tmp_path / "a", "11.0.2")
-    with pytest.raises(java.JavaNotFound, match=r"millpond\[java\].*JAVA_HOME: .* is Java 11"):
+    with pytest.raises(java.JavaNotFound, match=r"JAVA_HOME: .* is Java 11; .*millpond\[java\]"):
         java.find_java({"JAVA_HOME": str(tmp_path / "a"), "PATH": ""})
