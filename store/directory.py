@@ -175,13 +175,16 @@ class Directory:
             self._sort()
         self._checked.add(base)
 
-    def local_offset(self, queue_id: int, end: int) -> int:
-        """The least offset from which everything up to `end` is on this disk; `end` when nothing is."""
+    def local_offset(self, queue_id: int, tiered_to: int) -> int:
+        """The least offset from which everything up to `tiered_to` is on this disk; `tiered_to` when nothing is.
+
+        What lies above `tiered_to` was never given up, so it is here, or lost.
+        """
         low, high = self._rows_of(queue_id)
         rows = self._table[low:high]
         runs = [(int(row["first"]), int(row["first"]) + int(row["count"])) for row in rows]
         runs += [run for index in self._memory() for run in index.runs_of(queue_id)]
-        first = end
+        first = tiered_to
         for run_first, run_end in sorted(runs, reverse=True):
             if run_end >= first > run_first:
                 first = run_first

@@ -187,8 +187,13 @@ class Engine:
         tiered = await self._metadata.tiered_to([queue.ref.queue_id for queue in self.fold.queues])
         for queue in self.fold.queues:
             queue_id = queue.ref.queue_id
-            queue.local_offset = self.directory.local_offset(queue_id, queue.next_offset)
             queue.tiered_to = tiered.get(queue_id, 0)
+            if queue.tiered_to > queue.next_offset:
+                raise DirectoryRefused(
+                    f"the tier holds messages of queue {queue_id} up to {queue.tiered_to}, the log ends at "
+                    f"{queue.next_offset}: this is an older copy of the data directory; restore the newest one"
+                )
+            queue.local_offset = self.directory.local_offset(queue_id, queue.tiered_to)
             queue.unsealed_bytes = self.directory.bytes_of(queue_id, queue.tiered_to)
 
     # -- called by the parts -------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_right
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import google_crc32c
@@ -322,8 +323,8 @@ class OpenIndex:
         index._times = list(zip(times["ts"].to_pylist(), times["position"].to_pylist(), strict=True))
         order = np.lexsort((columns["first"], columns["queue"]))
         queues = columns["queue"][order]
-        bounds = np.flatnonzero(np.diff(queues, prepend=-1)) if len(queues) else np.empty(0, np.int64)
-        for start, end in zip(bounds, [*bounds[1:], len(queues)], strict=True):
+        bounds = np.flatnonzero(np.diff(queues, prepend=-1, append=-1))
+        for start, end in pairwise(bounds.tolist()):
             numbers = order[start:end]
             index._by_queue[int(queues[start])] = (columns["first"][numbers].tolist(), numbers.tolist())
         bounds_row = tables["index.bounds"].to_pylist()[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +80,8 @@ def messages(
     none = np.zeros(count, np.uint32)
     hashes = checks = None
     if dedup_ids is not None:
-        hashes = dedup_hashes(dedup_ids)
-        checks = dedup_checks(hashes, batch["body"])
+        hashes = dedup_hashes(dedup_ids, os.urandom)
+        checks = dedup_checks(batch["body"])
         columns |= DEDUP
     sidecar = Sidecar(
         hash_tags(batch["tag"]) if tags else none, hash_binary(batch["key"]) if keys else none, None, hashes, checks, []

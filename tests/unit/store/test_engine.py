@@ -1,0 +1,351 @@
+"""A store over its life: restarts, damage, a full disk, recycling."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from support.disks import MemoryDisk
+from support.stores import StoreMetadata, append, bodies_of, messages, open_store, queue
+
+from millpond.core.errors import BelowLocal, Conflict, Internal, OffsetOutOfRange, Unavailable
+from millpond.core.frame import HEADER_BYTES, ProducerPart
+from millpond.store.client import FindRequest, GroupRef, ReadRequest, ReceiveRequest, TimeRequest
+from millpond.store.disk import SystemDisk
+from millpond.store.identity import DirectoryRefused
+from millpond.store.local import LocalStore
+
+
+async def texts(store: LocalStore, offset: int = 0, number: int = 0) -> list[bytes]:
+    """All message bodies of a queue from `offset` on."""
+    found: list[bytes] = []
+    end = (await store.queues([number + 1]))[0].end_offset
+    while offset < end:
+        result = await store.read(ReadRequest(number + 1, offset, 1000, 1 << 20))
+        found += [body for frame in result.frames for body in bodies_of(frame)]
+        offset = result.next_offset
+    return found
+
+
+async def test_messages_survive_a_restart(tmp_path: Path) -> None:
+    """Clean shutdown, new engine: the same messages at the same offsets, and the epoch has risen."""
+    disk, metadata = MemoryDisk(), StoreMetadata()
+    store = await open_store(disk, metadata, tmp_path)
+    await append(store, messages([b"a", b"b"]), messages([b"c"], number=1))
+    first_epoch = (await store.status()).epoch
+    await store.close()
+    store = await open_store(disk, metadata, tmp_path)
+    assert await texts(store) == [b"a", b"b"]
+    assert await texts(store, number=1) == [b"c"]
+    assert (await store.status()).epoch > first_epoch
+    assert (await append(store, messages([b"d"]))).outcomes[0].first_offset == 2
+    await store.close()
+
+
+async def test_memory_durability_is_answered_before_the_flush(tmp_path: Path) -> None:
+    """A memory append is answered when written, a flush append when synced; readers wait for the sync in both cases."""
+    disk = MemoryDisk()
+    store = await open_store(disk, StoreMetadata(), tmp_path)
+    blocked = asyncio.Event()
+    release = asyncio.get_running_loop().create_future()
+    loop = asyncio.get_running_loop()
+
+    def hold() -> None:
+        loop.call_soon_threadsafe(blocked.set)
+        asyncio.run_coroutine_threadsafe(_wait(release), loop).result(10)
+
+    disk.before_sync = hold  # type: ignore[method-assign]  # a sync that hangs until the test says so
+    flushing = asyncio.create_task(append(store, messages([b"flush"])))
+    await blocked.wait()
+    await append(store, messages([b"memory"], durability="memory"))
+    assert not flushing.done()
+    assert (await store.queues([1]))[0].end_offset == 0, "nobody is shown what is not on the disk"
+    release.set_result(None)
+    await flushing
+    await store.close()
+
+
+async def _wait(future: asyncio.Future[None]) -> None:
+    await asyncio.shield(future)
+
+
+async def test_a_failed_sync_stops_the_store(tmp_path: Path) -> None:
+    """After a failed sync nothing is acknowledged, nothing is retried, and the owner is told."""
+    disk = MemoryDisk()
+    store = await open_store(disk, StoreMetadata(), tmp_path)
+    disk.fail_syncs_after = 0
+    with pytest.raises(Unavailable):
+        await append(store, messages([b"lost"]))
+    assert isinstance(await asyncio.wait_for(store.failed, 5), OSError)
+    with pytest.raises(Unavailable):
+        await append(store, messages([b"refused"]))
+    disk.fail_syncs_after = None
+    await store.close()
+
+
+async def test_a_full_disk_refuses_messages_and_takes_acks(tmp_path: Path) -> None:
+    """507 once the open segment is full; receive and settle go on; room brings produce back; nothing is lost."""
+    disk = MemoryDisk(capacity=3 * 64 * 1024)
+    store = await open_store(disk, StoreMetadata(), tmp_path)
+    kept: list[bytes] = []
+    error = None
+    for number in range(200):
+        body = b"%d:" % number + b"x" * 2000
+        outcome = (await append(store, messages([body]))).outcomes[0]
+        if outcome.error is not None:
+            error = outcome.error
+            break
+        kept.append(body)
+    assert error is not None
+    assert error.code == "disk_full"
+    group = GroupRef(1, 1, 5)
+    result = await store.receive(ReceiveRequest(group, [queue()], "earliest", 10, 1 << 20, 30_000))
+    assert len(result.grants) == 1
+    disk.capacity = 1 << 30
+    assert await texts(store) == kept
+    for _ in range(100):
+        if (await append(store, messages([b"again"]))).outcomes[0].error is None:
+            break
+        await asyncio.sleep(0.05)
+    else:
+        pytest.fail("produce did not come back")
+    await store.close()
+
+
+async def test_the_local_disk_is_a_cache(tmp_path: Path) -> None:
+    """Above `local_bytes`, segments whose messages are tiered are recycled; older offsets answer BelowLocal, and the
+    disk does not grow."""
+    disk = MemoryDisk()
+    store = await open_store(disk, StoreMetadata(), tmp_path, local_bytes=4 * 64 * 1024, checkpoint_bytes=32 * 1024)
+    for round_number in range(60):
+        await append(store, messages([b"%d" % round_number + b"x" * 9000]))
+        for state in store.engine.fold.queues:
+            store.engine.seal_source.tiered(state.ref.queue_id, state.confirmed_end)
+        if round_number % 8 == 7:
+            await store.engine.housekeeping.checkpoint()
+            await store.engine.retention.free(store.engine.housekeeping)
+    ends = (await store.queues([1]))[0]
+    assert ends.local_offset > 20
+    assert disk.allocated < 8 * 64 * 1024
+    with pytest.raises(BelowLocal):
+        await store.read(ReadRequest(1, 0, 10, 1 << 20))
+    assert len(await texts(store, ends.local_offset)) == 60 - ends.local_offset
+    await store.close()
+
+
+async def test_a_few_unsealed_messages_do_not_pin_a_segment(tmp_path: Path) -> None:
+    """What is not tiered of an old segment is appended again, unchanged: same offset, same timestamp, also after a
+    restart."""
+    disk, metadata = MemoryDisk(), StoreMetadata()
+    config = {"local_bytes": 4 * 64 * 1024, "checkpoint_bytes": 32 * 1024}
+    store = await open_store(disk, metadata, tmp_path, **config)
+    await append(store, messages([b"small and slow"], number=1))
+    stamp = (await store.read(ReadRequest(2, 0, 1, 1000))).frames[0].store_ts
+    for round_number in range(60):
+        await append(store, messages([b"%d" % round_number + b"x" * 9000]))
+        store.engine.seal_source.tiered(1, round_number + 1)
+        if round_number % 8 == 7:
+            await store.engine.housekeeping.checkpoint()
+            await store.engine.retention.free(store.engine.housekeeping)
+    assert store.engine.log.first_position > 0
+    assert await texts(store, number=1) == [b"small and slow"]
+    await store.close()
+    store = await open_store(disk, metadata, tmp_path, **config)
+    result = await store.read(ReadRequest(2, 0, 1, 1000))
+    assert [bodies_of(frame) for frame in result.frames] == [[b"small and slow"]]
+    assert result.frames[0].store_ts == stamp
+    assert (await append(store, messages([b"next"], number=1))).outcomes[0].first_offset == 1
+    await store.close()
+
+
+async def test_a_session_part_is_accepted_once(tmp_path: Path) -> None:
+    """The same part again, also after a restart, appends nothing and names the first one's offsets; a gap is refused."""
+    disk, metadata = MemoryDisk(), StoreMetadata()
+    store = await open_store(disk, metadata, tmp_path)
+    first = messages([b"a", b"b"], part=ProducerPart("p", -1, 0, 1, 0, 2))
+    second = messages([b"c"], part=ProducerPart("p", 1, 2, 2, 0, 1))
+    assert (await append(store, first)).outcomes[0].first_offset == 0
+    assert (await append(store, second)).outcomes[0].first_offset == 2
+    await store.close()
+    store = await open_store(disk, metadata, tmp_path)
+    again = (await append(store, first)).outcomes[0]
+    assert [(duplicate.row, duplicate.offset) for duplicate in again.duplicates] == [(0, 0), (1, 1)]
+    refused = (await append(store, messages([b"x"], part=ProducerPart("p", 7, 8, 8, 0, 1)))).outcomes[0].error
+    assert refused is not None
+    assert refused.code == "out_of_order"
+    stranger = (await append(store, messages([b"x"], part=ProducerPart("q", 7, 8, 8, 0, 1)))).outcomes[0].error
+    assert stranger is not None
+    assert stranger.code == "unknown_producer"
+    assert await texts(store) == [b"a", b"b", b"c"]
+    await store.close()
+
+
+async def test_a_dedup_id_is_accepted_once(tmp_path: Path) -> None:
+    """The same id within the window names the first message, also after a restart; rows without an id never do."""
+    disk, metadata = MemoryDisk(), StoreMetadata()
+    store = await open_store(disk, metadata, tmp_path)
+    ids: list[str | None] = ["one", None, "two", None]
+    await append(store, messages([b"1", b"n", b"2", b"n"], dedup_ids=ids))
+    await store.close()
+    store = await open_store(disk, metadata, tmp_path)
+    outcome = (await append(store, messages([b"2", b"n", b"other"], dedup_ids=["two", None, "one"]))).outcomes[0]
+    assert [(duplicate.row, duplicate.offset, duplicate.mismatch) for duplicate in outcome.duplicates] == [
+        (0, 2, False),
+        (2, 0, True),
+    ]
+    assert len(await texts(store)) == 4
+    await store.close()
+
+
+async def test_offsets_by_time_and_frames_by_key(tmp_path: Path) -> None:
+    """A time finds the first message stamped then or later, in a closed segment too; a key hash finds its frames."""
+    disk = MemoryDisk()
+    store = await open_store(disk, StoreMetadata(), tmp_path)
+    stamps = []
+    for number in range(40):
+        outcome = (await append(store, messages([b"x" * 4000], keys=[b"k%d" % (number % 10)]))).outcomes[0]
+        stamps.append(outcome.store_ts)
+        await asyncio.sleep(0.002)
+    for number in (0, 7, 20, 39):
+        found = await store.offsets_at(TimeRequest([1], stamps[number]))
+        assert found.offsets == [stamps.index(stamps[number])]
+    assert (await store.offsets_at(TimeRequest([1], stamps[-1] + 1))).offsets == [40]
+    from millpond.core.hashing import hash_bytes
+
+    frames = await store.find(FindRequest([1], hash_bytes(b"k3"), 0, 1 << 50, 100))
+    assert [frame.first_offset for frame in frames] == [33, 23, 13, 3]
+    await store.close()
+
+
+async def test_reads_beyond_the_end_say_so(tmp_path: Path) -> None:
+    """Past the end is an error with numbers; at the end is empty, or waits for the next message."""
+    store = await open_store(MemoryDisk(), StoreMetadata(), tmp_path)
+    await append(store, messages([b"a"]))
+    with pytest.raises(OffsetOutOfRange) as error:
+        await store.read(ReadRequest(1, 2, 10, 1000))
+    assert error.value.extra["end_offset"] == 1
+    assert (await store.read(ReadRequest(1, 1, 10, 1000))).frames == []
+    waiting = asyncio.create_task(store.read(ReadRequest(1, 1, 10, 1000, wait_ms=5000)))
+    await asyncio.sleep(0)
+    await append(store, messages([b"b"]))
+    assert [bodies_of(frame) for frame in (await waiting).frames] == [[b"b"]]
+    await store.close()
+
+
+async def test_damage_under_a_reader_is_an_error_that_names_it(tmp_path: Path) -> None:
+    """A flipped bit in a stored body: the read fails with corrupt_range, other messages are still read."""
+    disk = MemoryDisk()
+    store = await open_store(disk, StoreMetadata(), tmp_path)
+    for number in range(3):
+        await append(store, messages([b"body %d" % number]))
+    spot = store.engine.directory.spots(1, 1, 1)[0]
+    disk.inodes[disk.named["log/00000000000000000000.seg"]][spot.position + HEADER_BYTES + 30] ^= 4
+    with pytest.raises(Internal) as error:
+        await store.read(ReadRequest(1, 0, 10, 1 << 20))
+    assert error.value.code == "corrupt_range"
+    assert (await store.status()).quarantined == [(spot.position, spot.position + spot.length)]
+    assert await texts(store, 2) == [b"body 2"]
+    await store.close()
+
+
+async def test_a_lost_checkpoint_costs_time_not_messages(tmp_path: Path) -> None:
+    """With the newest checkpoint damaged, and then all of them gone, the log alone brings everything back."""
+    disk, metadata = MemoryDisk(), StoreMetadata()
+    store = await open_store(disk, metadata, tmp_path, checkpoint_bytes=16 * 1024)
+    bodies = [b"%d" % number + b"x" * 3000 for number in range(50)]
+    for body in bodies:
+        await append(store, messages([body]))
+    await store.close()
+    newest = sorted(name for name in disk.named if name.startswith("checkpoint/"))[-1]
+    disk.inodes[disk.named[newest]][200] ^= 1
+    store = await open_store(disk, metadata, tmp_path)
+    assert await texts(store) == bodies
+    await store.close()
+    for name in [name for name in disk.named if name.startswith("checkpoint/") or name.endswith(".idx")]:
+        disk.remove(name)
+    store = await open_store(disk, metadata, tmp_path)
+    assert await texts(store) == bodies
+    await store.close()
+
+
+async def test_damage_below_the_checkpoint_never_gives_an_offset_twice(tmp_path: Path) -> None:
+    """A frame whose header cannot be read may have held any queue's messages: the next offset is above all it can
+    have held."""
+    disk, metadata = MemoryDisk(), StoreMetadata()
+    store = await open_store(disk, metadata, tmp_path)
+    await append(store, messages([b"a"]))
+    await append(store, messages([b"lost"]))
+    await append(store, messages([b"of another queue"], number=1))
+    await store.engine.writer.flushed(store.engine.log.tail)
+    spot = store.engine.directory.spots(1, 1, 1)[0]
+    await append(store, messages([b"later"], number=1))
+    left = {name: bytes(disk.inodes[inode]) for name, inode in disk.named.items()}
+    await store.close()
+    for name, data in left.items():
+        disk.write_whole(name, [data])
+    segment = disk.inodes[disk.named["log/00000000000000000000.seg"]]
+    segment[spot.position : spot.position + 50] = bytes(50)
+    for name in [name for name in disk.named if name.startswith("checkpoint/")]:
+        disk.remove(name)
+    store = await open_store(disk, metadata, tmp_path)
+    assert (await append(store, messages([b"new"]))).outcomes[0].first_offset > 1
+    assert await texts(store, number=1) == [b"of another queue", b"later"]
+    with pytest.raises(Internal):
+        await store.read(ReadRequest(1, 1, 1, 1000))
+    await store.close()
+
+
+async def test_a_directory_is_not_shared(tmp_path: Path) -> None:
+    """A second engine on the same directory is refused, one of another group and one of a newer format too."""
+    first = await open_store(SystemDisk(tmp_path / "a"), StoreMetadata(), tmp_path)
+    with pytest.raises(DirectoryRefused, match="another process"):
+        await open_store(SystemDisk(tmp_path / "a"), StoreMetadata(), tmp_path)
+    await first.close()
+    with pytest.raises(DirectoryRefused, match="belongs to store group"):
+        await open_store(SystemDisk(tmp_path / "a"), StoreMetadata(), tmp_path, group="b")
+    identity = tmp_path / "a" / "store.json"
+    identity.write_text(identity.read_text().replace('"format": 1', '"format": 9'))
+    with pytest.raises(DirectoryRefused, match="format 9"):
+        await open_store(SystemDisk(tmp_path / "a"), StoreMetadata(), tmp_path)
+
+
+async def test_an_older_metadata_database_is_refused(tmp_path: Path) -> None:
+    """Epochs never go back: a database restored from before the store's last start is noticed."""
+    disk, metadata = MemoryDisk(), StoreMetadata()
+    for _ in range(3):
+        await (await open_store(disk, metadata, tmp_path)).close()
+    metadata.epoch = 1
+    with pytest.raises(DirectoryRefused, match="older than this store"):
+        await open_store(disk, metadata, tmp_path)
+
+
+async def test_an_append_outlives_its_caller(tmp_path: Path) -> None:
+    """Cancelling the caller does not take the message back."""
+    store = await open_store(MemoryDisk(), StoreMetadata(), tmp_path)
+    call = asyncio.create_task(append(store, messages([b"stays"])))
+    await asyncio.sleep(0)
+    call.cancel()
+    await asyncio.wait({call})
+    await append(store, messages([b"after"]))
+    assert await texts(store) == [b"stays", b"after"]
+    await store.close()
+
+
+async def test_a_payload_damaged_on_its_way_is_refused(tmp_path: Path) -> None:
+    """The store compares the checksum before it appends."""
+    store = await open_store(MemoryDisk(), StoreMetadata(), tmp_path)
+    good = messages([b"a"])
+    import msgspec
+
+    bad = msgspec.structs.replace(good, payload_crc=good.payload_crc ^ 1)
+    outcome = (await append(store, bad)).outcomes[0]
+    assert outcome.error is not None
+    assert outcome.error.code == "malformed_body"
+    assert (await store.queues([1]))[0].end_offset == 0
+    await store.close()
+
+
+def test_conflict_is_what_the_producers_raise() -> None:
+    """The codes that sessions answer with belong to Conflict."""
+    assert {"out_of_order", "unknown_producer"} <= set(Conflict.codes)
