@@ -393,7 +393,7 @@ async def test_grant_of_a_cancelled_receive_is_released_uncounted(bench: Bench) 
 async def test_waiter_wakes_at_a_due_time(bench: Bench) -> None:
     """A waiting receive gets a message when its lease ends, or at once when it is nacked."""
     bench.put(1)
-    grant = await bench.take()
+    await bench.take()
     task = bench.waiting()
     await turns()
     bench.pass_time(30_000)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millpond.store.client import SETTLE_STATUSES, GroupRef, QueueRef
-from millpond.store.fold.cursors import Cursor, Cursors, LastSeek
+from millpond.store.fold.cursors import Action, Cursor, Cursors, LastSeek
 from millpond.store.fold.unsettled import NEVER
 
 GROUP = GroupRef(1, 2, 3)
@@ -88,7 +88,7 @@ def array(offsets: list[int]) -> np.ndarray:
 
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["grant", "again", "settle", "ranges", "seek", "trim", "delta", "advance"]),
+        st.sampled_from(["grant", "again", "settle", "ranges", "seek", "trim", "deltas", "advance"]),
         st.integers(0, 40),
         st.integers(1, 12),
         st.integers(0, 5),
@@ -99,74 +99,95 @@ STEPS = st.lists(
 )
 
 
+class Pair:
+    """A cursor and its reference, to which the same is done."""
+
+    def __init__(self) -> None:
+        self.cursors, self.second = Cursors(), Cursors()
+        self.cursor, self.reference = self.cursors.open(GROUP, QUEUE, 5), Reference(5)
+        self.now = 1000
+
+    def grant(self, _at: int, count: int, back: int, _action: str, flag: bool) -> None:
+        first, step = self.reference.head + back, 2 if flag else 1
+        self._grant(list(range(first, first + count * step, step)), first + count * step + back)
+
+    def again(self, _at: int, count: int, _back: int, _action: str, _flag: bool) -> None:
+        due = {offset for offset, row in self.reference.rows.items() if row.due <= self.now}
+        offsets = self.cursor.due_rows(self.now, count).tolist()
+        assert offsets == sorted(offsets)
+        assert set(offsets) <= due
+        assert bool(offsets) == bool(due)
+        if offsets:
+            self._grant(offsets, self.reference.head)
+
+    def _grant(self, offsets: list[int], head: int) -> None:
+        _, attempts = self.cursor.grant(array(offsets), self.now + 50, head)
+        assert attempts.tolist() == self.reference.grant(offsets, self.now + 50, head)
+
+    def settle(self, at: int, count: int, back: int, action: Action, flag: bool) -> None:
+        offsets = [at - 1 + step * (2 if flag else 1) for step in range(count)]
+        if back == 5:
+            offsets += offsets[::-1]
+        lease = self.reference.next_lease - back
+        generation = self.reference.generation - (back == 4) + (back == 3)
+        statuses = self.cursor.settle(lease, generation, array(offsets), action, self.now + 20)
+        expected = self.reference.settle(lease, generation, offsets, action, self.now + 20)
+        assert [SETTLE_STATUSES[status] for status in statuses] == expected
+
+    def ranges(self, at: int, count: int, back: int, action: Action, flag: bool) -> None:
+        firsts = [at] if flag else [at, at + 2 * count, at + count // 2]
+        ranges = [bound for first in firsts for bound in (first, first + count)]
+        inside = sorted({offset for first in firsts for offset in range(first, first + count)})
+        lease, generation = self.reference.next_lease - back, self.reference.generation
+        expected = self.reference.settle(lease, generation, inside, action, self.now + 20)
+        status, rows = self.cursor.settle_ranges(lease, generation, array(ranges), action, self.now + 20)
+        assert rows == expected.count("ok")
+        assert (SETTLE_STATUSES[status] == "ok") == (rows > 0)
+
+    def seek(self, at: int, _count: int, _back: int, _action: str, flag: bool) -> None:
+        self.reference.seek(at, flag)
+        self.cursor.seek(at, flag, LastSeek(7, at, at))
+
+    def trim(self, at: int, _count: int, _back: int, _action: str, _flag: bool) -> None:
+        self.reference.trim(at)
+        self.cursor.trim(at)
+
+    def advance(self, _at: int, _count: int, back: int, _action: str, _flag: bool) -> None:
+        self.reference.head += back
+        self.cursor.advance(self.cursor.head + back)
+
+    def deltas(self, *_: object) -> None:
+        _carry_over(self.cursors, self.second)
+        assert state_of(self.second.by_key[3, 40]) == state_of(self.cursor)
+
+    def compare(self) -> None:
+        cursor, reference = self.cursor, self.reference
+        scalars = (reference.generation, reference.head, reference.next_lease, reference.skipped)
+        assert state_of(cursor)[:5] == (*scalars, reference.rows)
+        assert cursor.committed == min(reference.rows, default=reference.head)
+        assert cursor.in_flight == len(reference.rows)
+        later = (row.due for row in reference.rows.values() if row.due > self.now)
+        assert cursor.earliest_due <= min(later, default=NEVER)
+
+
 @settings(max_examples=150, deadline=None)
 @given(STEPS)
 def test_columns_equal_the_reference(steps: list[tuple[str, int, int, int, str, bool]]) -> None:
     """Any sequence of operations leaves columns and plain dicts equal, here, in a second instance fed by deltas
     (each applied twice), and in one loaded from a snapshot."""
-    cursors, second = Cursors(), Cursors()
-    cursor, reference = cursors.open(GROUP, QUEUE, 5), Reference(5)
-    now = 1000
-    for kind, at, count, back, action, flag in steps:
-        now += 10
-        if kind == "grant":
-            step = 2 if flag else 1
-            offsets = list(range(reference.head + back, reference.head + back + count * step, step))
-            head = offsets[-1] + 1 + back
-            assert cursor.grant(array(offsets), now + 50, head)[1].tolist() == reference.grant(offsets, now + 50, head)
-        elif kind == "again":
-            due = {offset for offset, row in reference.rows.items() if row.due <= now}
-            offsets = cursor.due_rows(now, count).tolist()
-            assert offsets == sorted(offsets)
-            assert set(offsets) <= due
-            assert bool(offsets) == bool(due)
-            if offsets:
-                attempts = cursor.grant(array(offsets), now + 50, cursor.head)[1].tolist()
-                assert attempts == reference.grant(offsets, now + 50, reference.head)
-        elif kind == "settle":
-            offsets = [at - 1 + step * (2 if flag else 1) for step in range(count)]
-            if back == 5:
-                offsets += offsets[::-1]
-            arguments = (reference.next_lease - back, reference.generation - (back == 4) + (back == 3))
-            statuses = cursor.settle(*arguments, array(offsets), action, now + 20)
-            expected = reference.settle(*arguments, offsets, action, now + 20)
-            assert [SETTLE_STATUSES[status] for status in statuses] == expected
-        elif kind == "ranges":
-            firsts = [at] if flag else [at, at + 2 * count, at + count // 2]
-            ranges = [bound for first in firsts for bound in (first, first + count)]
-            inside = sorted({offset for first in firsts for offset in range(first, first + count)})
-            expected = reference.settle(reference.next_lease - back, reference.generation, inside, action, now + 20)
-            status, rows = cursor.settle_ranges(
-                reference.next_lease - back, cursor.generation, array(ranges), action, now + 20
-            )
-            assert rows == expected.count("ok")
-            assert (SETTLE_STATUSES[status] == "ok") == (rows > 0)
-        elif kind == "seek":
-            reference.seek(at, flag)
-            cursor.seek(at, flag, LastSeek(7, at, at))
-        elif kind == "trim":
-            reference.trim(at)
-            cursor.trim(at)
-        elif kind == "advance":
-            reference.head += back
-            cursor.advance(cursor.head + back)
-        else:
-            _carry_over(cursors, second)
-            assert state_of(second.by_key[3, 40]) == state_of(cursor)
-        assert state_of(cursor)[:5] == (
-            reference.generation, reference.head, reference.next_lease, reference.skipped, reference.rows,
-        )  # fmt: skip
-        assert cursor.committed == min(reference.rows, default=reference.head)
-        assert cursor.in_flight == len(reference.rows)
-        assert cursor.earliest_due <= min((row.due for row in reference.rows.values() if row.due > now), default=NEVER)
-    _carry_over(cursors, second)
+    pair = Pair()
+    for kind, *arguments in steps:
+        pair.now += 10
+        getattr(pair, kind)(*arguments)
+        pair.compare()
+    pair.deltas()
     loaded = Cursors()
-    loaded.load(cursors.snapshot())
-    for other in (second, loaded):
-        assert state_of(other.by_key[3, 40]) == state_of(cursor)
-        assert not other.dirty
-    late = {offset for offset, row in reference.rows.items() if row.due <= now + 500}
-    assert set(loaded.by_key[3, 40].due_rows(now + 500, 10_000).tolist()) == late
+    loaded.load(pair.cursors.snapshot())
+    assert state_of(loaded.by_key[3, 40]) == state_of(pair.cursor)
+    assert not loaded.changed
+    assert not pair.second.changed
+    late = {offset for offset, row in pair.reference.rows.items() if row.due <= pair.now + 500}
+    assert set(loaded.by_key[3, 40].due_rows(pair.now + 500, 10_000).tolist()) == late
 
 
 def _carry_over(cursors: Cursors, second: Cursors) -> None:

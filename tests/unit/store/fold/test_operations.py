@@ -92,7 +92,7 @@ def test_cut_payloads_are_refused(operation: Operation) -> None:
     """A payload cut at any byte, or with more behind it, is an error, never a wrong operation."""
     payload = ops.encode(operation)
     for length in range(len(payload)):
-        with pytest.raises(ValueError, match="cut short|does not fit"):
+        with pytest.raises(ValueError, match=r"cut short|does not fit"):
             list(ops.decode(payload[:length], 1))
     with pytest.raises(ValueError, match="after the last"):
         list(ops.decode(payload + bytes(8), 1))
