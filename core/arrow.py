@@ -151,7 +151,9 @@ def _schema(data: bytes, frame: _Frame) -> pa.Schema:
     if frame.end != frame.body or frame.header.short(0) != 0:
         raise _Broken("its schema is big-endian or has a body")
     try:
-        return pa.ipc.read_schema(pa.py_buffer(data)[frame.start : frame.end])
+        schema = pa.ipc.read_schema(pa.py_buffer(data)[frame.start : frame.end])
+        assert len(schema.names) == len([str(type_) for type_ in schema.types])  # reading a name that is not UTF-8 raises
+        return schema
     except (pa.ArrowException, ValueError, OSError, NotImplementedError, UnicodeDecodeError) as error:
         raise _Broken(str(error)) from error
 

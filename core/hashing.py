@@ -2,8 +2,8 @@
 
     tag_hash, key_hash   MurmurHash3 x86-32, seed 0, of the UTF-8 or raw bytes; 0 stands for null, so a hash of 0
                          becomes 1. Queue of a key = key_hash mod n. Both are on disk: pinned by golden values.
-    dedup_hash           BLAKE2b-128 of the dedup id; 16 zero bytes stand for "no dedup id"
-    dedup_check          CRC32C of the body; tells another body under the same dedup id; 0 without one
+    dedup_hash           BLAKE2b-128 of the dedup id; random in rows without one that share a frame with such
+    dedup_check          CRC32C of the body; tells another body under the same dedup id
 
 MurmurHash3 goes through all rows at once, four bytes of every key in each step. Few rows are cheaper one by one
 (`hash_bytes`, cached), and tags are few different words in many rows (`hash_tags` hashes each word once).
@@ -12,6 +12,7 @@ MurmurHash3 goes through all rows at once, four bytes of every key in each step.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from functools import lru_cache
 
 import google_crc32c
@@ -22,7 +23,6 @@ import pyarrow as pa
 Hashes = npt.NDArray[np.uint32]
 DEDUP_HASH_BYTES = 16
 DEDUP_DTYPE = np.dtype("V16")
-NO_DEDUP = bytes(DEDUP_HASH_BYTES)
 
 _C1, _C2, _M5, _N = 0xCC9E2D51, 0x1B873593, 5, 0xE6546B64
 _F1, _F2 = 0x85EBCA6B, 0xC2B2AE35
@@ -34,7 +34,7 @@ _CACHED_HASHES = 65_536
 def offsets_and_data(array: pa.Array) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
     """Offsets i32[n+1] and the bytes they point into, of a binary or utf8 array (views; n >= 1)."""
     _, offsets, data = array.buffers()
-    view = np.frombuffer(offsets, np.int32)[array.offset : array.offset + len(array) + 1]
+    view = np.frombuffer(offsets, np.int32, len(array) + 1, 4 * array.offset)  # a sent buffer may have any size beyond
     return view, np.frombuffer(data, np.uint8) if data is not None and data.size else np.zeros(0, np.uint8)
 
 
@@ -91,26 +91,15 @@ def dedup_hash(dedup_id: str) -> bytes:
     return hashlib.blake2b(dedup_id.encode(), digest_size=DEDUP_HASH_BYTES).digest()
 
 
-def dedup_hashes(dedup_ids: list[str | None]) -> npt.NDArray[np.void]:
-    """V16[n]; zeros where there is no id."""
-    digests = [NO_DEDUP if one is None else dedup_hash(one) for one in dedup_ids]
+def dedup_hashes(dedup_ids: list[str | None], unique: Callable[[int], bytes]) -> npt.NDArray[np.void]:
+    """V16[n]. A row without id gets `unique(16)`, random bytes: it repeats nothing and nothing repeats it."""
+    digests = [unique(DEDUP_HASH_BYTES) if one is None else dedup_hash(one) for one in dedup_ids]
     return np.frombuffer(b"".join(digests), DEDUP_DTYPE)
 
 
-def dedup_checks(hashes: npt.NDArray[np.void], bodies: pa.Array) -> Hashes:
-    """u32[n]: CRC32C of the bodies of rows that have a dedup hash, 0 for others."""
-    present = np.flatnonzero(has_dedup(hashes))
-    checks = np.zeros(len(hashes), np.uint32)
-    chosen = bodies if len(present) == len(hashes) else bodies.take(pa.array(present))
-    checks[present] = np.fromiter(map(google_crc32c.value, chosen.to_pylist()), np.uint32, len(present))
-    return checks
-
-
-def has_dedup(hashes: npt.NDArray[np.void]) -> npt.NDArray[np.bool_]:
-    """Which rows have a dedup id."""
-    words = np.ascontiguousarray(hashes).view(np.uint64).reshape(-1, 2)
-    present: npt.NDArray[np.bool_] = (words[:, 0] | words[:, 1]) != 0
-    return present
+def dedup_checks(bodies: pa.Array) -> Hashes:
+    """u32[n]: CRC32C of each body."""
+    return np.fromiter(map(google_crc32c.value, bodies.to_pylist()), np.uint32, len(bodies))
 
 
 def _murmur3(offsets: npt.NDArray[np.int64], data: npt.NDArray[np.uint8]) -> Hashes:

@@ -159,7 +159,7 @@ def _check_origin(column: pa.Array, errors: RowErrors) -> None:
 
 
 def _check_properties(column: pa.Array, errors: RowErrors) -> None:
-    ends = np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
+    ends = np.frombuffer(column.buffers()[1], np.int32, len(column) + 1, 4 * column.offset)
     first, count = int(ends[0]), int(ends[-1] - ends[0])
     if not count:
         return

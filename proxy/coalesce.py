@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from millpond.core.clock import Clock, Random
 from millpond.core.errors import MillpondError, Unavailable
 from millpond.core.frame import ProducerPart
 from millpond.core.limits import (
@@ -33,7 +32,7 @@ from millpond.core.limits import (
 )
 from millpond.core.tasks import Tasks
 from millpond.metadata.client import QueueInfo, TopicInfo
-from millpond.proxy.encode import Rows, Sticky
+from millpond.proxy.encode import Rows
 from millpond.proxy.frame_plan import FramePlan, Placed, PlacedSingle, WaitingBatch, WaitingSingle
 from millpond.proxy.incoming import Single
 from millpond.store.client import AppendRequest, QueueRef, StoreClient
@@ -59,10 +58,7 @@ class _Lane:
 class Coalescer:
     """One per proxy process and loop. `store_of(queue)` names the store of a queue's next message."""
 
-    def __init__(
-        self, store_of: Callable[[QueueInfo], StoreClient], clock: Clock, random: Random, call_ms: int = CALL_MS
-    ) -> None:
-        self.sticky = Sticky(clock, random)
+    def __init__(self, store_of: Callable[[QueueInfo], StoreClient], call_ms: int = CALL_MS) -> None:
         self._store_of = store_of
         self._call_ms = call_ms
         self._lanes: dict[int, _Lane] = {}
@@ -175,41 +171,60 @@ class Coalescer:
 
 
 def _gather(lane: _Lane) -> list[FramePlan]:
-    """The frames of the next request, as many as fit; what is left goes with the one after it."""
-    singles, small = _take(lane.singles, BATCH_MESSAGES, BATCH_BYTES), []
-    rows = len(singles)
-    size = shared = sum(waiting.size for waiting in singles)
+    """The frames of the next request, as many as fit; what is left goes with the one after it.
+
+    Rows with dedup ids share a frame among themselves only: each row of such a frame takes room in the window.
+    """
+    plain, identified = _Shared(), _Shared()
+    _take_singles(lane, plain, identified)
     plans: list[FramePlan] = []
+    size = plain.size + identified.size
     taken = 0
     for waiting in lane.batches:
-        if taken + rows and size + waiting.size > GATHER_BYTES:
-            break
+        shared = plain if waiting.rows.dedup_hash is None else identified
         alone = waiting.part is not None or waiting.atomic or waiting.size > COALESCE_BYTES
-        if not alone and (rows + len(waiting.rows) > BATCH_MESSAGES or shared + waiting.size > BATCH_BYTES):
+        if (size and size + waiting.size > GATHER_BYTES) or not (alone or shared.fits(len(waiting.rows), waiting.size)):
             break
         if alone:
             plans.append(FramePlan([], [waiting]))
         else:
-            small.append(waiting)
-            rows += len(waiting.rows)
-            shared += waiting.size
+            shared.batches.append(waiting)
+            shared.add(len(waiting.rows), waiting.size)
         size += waiting.size
         taken += 1
     del lane.batches[:taken]
-    if singles or small:
-        plans.append(FramePlan(singles, small))
+    plans += [FramePlan(shared.singles, shared.batches) for shared in (plain, identified) if shared.rows]
     lane.rows -= sum(plan.rows_count for plan in plans)
     return plans
 
 
-def _take(singles: list[WaitingSingle], rows: int, size: int) -> list[WaitingSingle]:
-    """The first of them that fit into one frame, removed from the list."""
-    count = total = 0
-    for waiting in singles[:rows]:
-        total += waiting.size
-        if count and total > size:
+class _Shared:
+    """A frame that several requests share, while it is gathered."""
+
+    __slots__ = ("batches", "rows", "singles", "size")
+
+    def __init__(self) -> None:
+        self.singles: list[WaitingSingle] = []
+        self.batches: list[WaitingBatch] = []
+        self.rows = 0
+        self.size = 0
+
+    def fits(self, rows: int, size: int) -> bool:
+        return not self.rows or (self.rows + rows <= BATCH_MESSAGES and self.size + size <= BATCH_BYTES)
+
+    def add(self, rows: int, size: int) -> None:
+        self.rows += rows
+        self.size += size
+
+
+def _take_singles(lane: _Lane, plain: _Shared, identified: _Shared) -> None:
+    """As many single messages as fit, first come first served."""
+    taken = 0
+    for waiting in lane.singles:
+        shared = plain if waiting.dedup_hash is None else identified
+        if not shared.fits(1, waiting.size):
             break
-        count += 1
-    taken = singles[:count]
-    del singles[:count]
-    return taken
+        shared.singles.append(waiting)
+        shared.add(1, waiting.size)
+        taken += 1
+    del lane.singles[:taken]

@@ -5,7 +5,7 @@ and the sidecar's columns. One queue is the common case and copies nothing: a ba
 shape keeps its bytes. `Rows.append` makes the store's `QueueAppend`.
 
 A row goes to the queue its producer names, else to key_hash mod n, else to its dedup id's hash mod n, else with all
-others of the moment to one queue (`Sticky`).
+others of the moment to one queue (`sticky_queue`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import pyarrow as pa
 from millpond.core.clock import Clock, Random
 from millpond.core.errors import FieldError, NotFound, TooLarge
 from millpond.core.frame import CODEC_LZ4, CODEC_NONE, CODEC_ZSTD, ProducerPart, Sidecar, pack_sidecar
-from millpond.core.hashing import NO_DEDUP, Hashes, dedup_checks, dedup_hashes, has_dedup, hash_binary, hash_tags
+from millpond.core.hashing import Hashes, dedup_checks, dedup_hashes, hash_binary, hash_tags
 from millpond.core.limits import BATCH_BYTES, BATCH_OVERHEAD_BYTES
 from millpond.core.message import RowErrors, check_columns
 from millpond.core.schema import DEDUP, KEY, TAG, message_schema
@@ -36,15 +36,9 @@ _COMPRESSION = {
 }
 
 
-class Sticky:
+def sticky_queue(clock: Clock, topic_id: int, queues: int) -> int:
     """The queue of messages that do not care: the same one for a short while, each in turn."""
-
-    def __init__(self, clock: Clock, random: Random) -> None:
-        self._clock = clock
-        self._start = int.from_bytes(random.bytes(2), "little")  # proxies are out of step with each other
-
-    def queue(self, queues: int) -> int:
-        return (self._start + int(self._clock.monotonic() / STICKY_SECONDS)) % queues
+    return (topic_id + int(clock.monotonic() / STICKY_SECONDS)) % queues
 
 
 @dataclass(slots=True)
@@ -121,7 +115,7 @@ def _message(batch: pa.RecordBatch, codec: int) -> pa.Buffer:
 
 
 def concat(parts: Sequence[Rows]) -> Rows:
-    """Rows of several producers as one; columns that some lack are null there."""
+    """Rows of several producers as one, all with dedup hashes or none; columns that some lack are null there."""
     if len(parts) == 1:
         return parts[0]
     columns = 0
@@ -129,15 +123,17 @@ def concat(parts: Sequence[Rows]) -> Rows:
         columns |= part.columns
     schema = message_schema(columns)
     arrays = [pa.concat_arrays([_column(part, field) for part in parts]) for field in schema]
-    deduplicated = any(part.dedup_hash is not None for part in parts)
+    hashes = [part.dedup_hash for part in parts if part.dedup_hash is not None]
+    checks = [part.dedup_check for part in parts if part.dedup_check is not None]
+    assert len(hashes) in {0, len(parts)}, "rows with and without dedup hashes never share a frame"
     codecs = {part.codec for part in parts}
     return Rows(
         pa.RecordBatch.from_arrays(arrays, schema=schema),
         columns,
         np.concatenate([part.tag_hash for part in parts]),
         np.concatenate([part.key_hash for part in parts]),
-        np.concatenate([_dedup_of(part) for part in parts]) if deduplicated else None,
-        np.concatenate([_checks_of(part) for part in parts]) if deduplicated else None,
+        np.concatenate(hashes) if hashes else None,
+        np.concatenate(checks) if checks else None,
         codec=codecs.pop() if len(codecs) == 1 else CODEC_NONE,
     )
 
@@ -145,14 +141,6 @@ def concat(parts: Sequence[Rows]) -> Rows:
 def _column(part: Rows, field: pa.Field) -> pa.Array:
     at = part.batch.schema.get_field_index(field.name)
     return part.batch.column(at) if at >= 0 else pa.nulls(len(part), field.type)
-
-
-def _dedup_of(part: Rows) -> npt.NDArray[np.void]:
-    return np.frombuffer(NO_DEDUP * len(part), "V16") if part.dedup_hash is None else part.dedup_hash
-
-
-def _checks_of(part: Rows) -> Hashes:
-    return np.zeros(len(part), np.uint32) if part.dedup_check is None else part.dedup_check
 
 
 class Split(list[tuple[int, "Indices | None", Rows]]):
@@ -164,7 +152,13 @@ class Split(list[tuple[int, "Indices | None", Rows]]):
 
 
 def split(
-    incoming: Incoming, queues: int, max_message_bytes: int, sticky: int, queue: int | None, idempotent: int | None
+    incoming: Incoming,
+    queues: int,
+    max_message_bytes: int,
+    sticky: int,
+    random: Random,
+    queue: int | None = None,
+    idempotent: int | None = None,
 ) -> Split:
     """Check and hash the batch, and part it by queue.
 
@@ -173,7 +167,7 @@ def split(
     """
     result = Split()
     result.errors = _check(incoming, max_message_bytes)
-    rows = _hashed(incoming)
+    rows = _hashed(incoming, random)
     where = queue if queue is not None else _queues(incoming, rows, queues, sticky, idempotent, result.errors)
     accepted = None
     if result.errors:
@@ -203,7 +197,7 @@ def _check(incoming: Incoming, max_message_bytes: int) -> RowErrors:
     return errors
 
 
-def _hashed(incoming: Incoming) -> Rows:
+def _hashed(incoming: Incoming, random: Random) -> Rows:
     batch, columns, count = incoming.batch, incoming.columns, incoming.batch.num_rows
     rows = Rows(
         batch,
@@ -215,8 +209,8 @@ def _hashed(incoming: Incoming) -> Rows:
         codec=incoming.codec,
     )
     if incoming.dedup_ids is not None and incoming.dedup_ids.null_count < count:
-        rows.dedup_hash = dedup_hashes(incoming.dedup_ids.to_pylist())
-        rows.dedup_check = dedup_checks(rows.dedup_hash, batch.column("body"))
+        rows.dedup_hash = dedup_hashes(incoming.dedup_ids.to_pylist(), random.bytes)
+        rows.dedup_check = dedup_checks(batch.column("body"))
     return rows
 
 
@@ -232,7 +226,8 @@ def _queues(
             return sticky
     where = np.full(len(rows), sticky, np.int64)
     if rows.dedup_hash is not None:
-        present = has_dedup(rows.dedup_hash)
+        assert incoming.dedup_ids is not None
+        present = incoming.dedup_ids.is_valid().to_numpy(zero_copy_only=False)
         where[present] = queue_of_dedup(rows.dedup_hash[present], queues) if idempotent is None else idempotent % queues
     if keyed:
         present = rows.key_hash != 0

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from millpond.core.errors import Internal, MillpondError, Unavailable, Unprocessable, from_info
 from millpond.core.frame import ProducerPart
-from millpond.core.hashing import NO_DEDUP, dedup_checks, has_dedup
+from millpond.core.hashing import DEDUP_DTYPE, dedup_checks
 from millpond.core.limits import DUPLICATE_ROUNDS
 from millpond.proxy.encode import Rows, concat
 from millpond.proxy.incoming import Single, batch_of
@@ -193,14 +193,13 @@ class FramePlan:
             self.fail(Unavailable("store_unavailable", "the same dedup ids arrive from elsewhere; nothing was written"))
 
     def _leave_out_repeats(self, hashes: npt.NDArray[np.void]) -> None:
-        rows = np.flatnonzero(has_dedup(hashes))
-        _, firsts, inverse = np.unique(hashes[rows], return_index=True, return_inverse=True)
-        if len(firsts) == len(rows):
+        _, firsts, inverse = np.unique(hashes, return_index=True, return_inverse=True)
+        if len(firsts) == len(hashes):
             return
-        first_of = rows[firsts[inverse]]
-        repeated = first_of != rows
-        self._repeats = list(zip(rows[repeated].tolist(), first_of[repeated].tolist(), strict=True))
-        self._live = np.setdiff1d(np.arange(self.rows_count), rows[repeated])
+        first_of = firsts[inverse]
+        repeated = np.flatnonzero(first_of != np.arange(len(hashes)))
+        self._repeats = list(zip(repeated.tolist(), first_of[repeated].tolist(), strict=True))
+        self._live = np.sort(firsts)
         self._table()
 
     def _settle_repeats(self, placed: Placed) -> None:
@@ -232,8 +231,9 @@ def rows_of(waiting: list[WaitingSingle]) -> Rows:
         np.array([one.tag_hash for one in waiting], np.uint32),
         np.array([one.key_hash for one in waiting], np.uint32),
     )
-    hashes = [one.dedup_hash for one in waiting]
-    if hashes.count(None) < len(hashes):
-        rows.dedup_hash = np.frombuffer(b"".join(NO_DEDUP if one is None else one for one in hashes), "V16")
-        rows.dedup_check = dedup_checks(rows.dedup_hash, batch.column("body"))
+    hashes = [one.dedup_hash for one in waiting if one.dedup_hash is not None]
+    if hashes:
+        assert len(hashes) == len(waiting), "messages with and without dedup ids never share a frame"
+        rows.dedup_hash = np.frombuffer(b"".join(hashes), DEDUP_DTYPE)
+        rows.dedup_check = dedup_checks(batch.column("body"))
     return rows

@@ -122,7 +122,7 @@ def _check_views(batches: list[pa.RecordBatch]) -> None:
 def _view_bytes(column: pa.Array) -> int:
     if not len(column):
         return 0
-    sizes = np.frombuffer(column.buffers()[1], np.int32)[4 * column.offset :: 4][: len(column)]
+    sizes = np.frombuffer(column.buffers()[1], np.int32, 4 * len(column), 16 * column.offset)[::4]
     valid = column.is_valid().to_numpy(zero_copy_only=False)
     return int(sizes[valid].sum(dtype=np.int64))
 

@@ -38,7 +38,7 @@ from millpond.proxy.codec.placed import (
     result_of,
     results,
 )
-from millpond.proxy.encode import Split, no_queue, split
+from millpond.proxy.encode import Split, no_queue, split, sticky_queue
 from millpond.proxy.incoming import Incoming, Request, Session, Single, gather
 from millpond.proxy.parts import Parts, ProxyCall
 
@@ -114,7 +114,7 @@ async def _one(
         routed = dedup if idempotency_key is None else dedup_hash(idempotency_key)
         number = int.from_bytes(routed[:4], "little") % queues
     else:
-        number = parts.coalescer.sticky.queue(queues)
+        number = sticky_queue(parts.clock, topic.topic_id, queues)
     queue = topic.queues[number]
     tag_hash = 0 if tag is None else hash_text(tag)
     placed = await parts.coalescer.send_single(topic, queue, single, key_hash, tag_hash, dedup)
@@ -166,7 +166,8 @@ async def _many(
             raise _two_ids()
         batch.dedup_ids = pa.array([f"{idempotency_key}/{row}" for row in range(count)], pa.string())
     hashed = None if idempotency_key is None else int.from_bytes(dedup_hash(idempotency_key)[:4], "little")
-    shares = split(batch, queues, topic.settings.max_message_bytes, parts.coalescer.sticky.queue(queues), queue, hashed)
+    sticky = sticky_queue(parts.clock, topic.topic_id, queues)
+    shares = split(batch, queues, topic.settings.max_message_bytes, sticky, parts.random, queue, hashed)
     if shares.errors and (minimal or session is not None or not shares):
         raise _first(shares.errors)
     placed = await _send(parts, topic, shares, session, idempotency_key is not None)

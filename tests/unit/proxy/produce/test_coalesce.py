@@ -1,0 +1,238 @@
+"""The coalescer: who goes together, what a client is told, and what a client that leaves changes (nothing)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from millpond.core import limits
+from millpond.core.clock import SystemRandom
+from millpond.core.errors import Conflict, DiskFull, ErrorInfo, MillpondError, Unavailable
+from millpond.core.frame import ProducerPart
+from millpond.core.hashing import dedup_hash
+from millpond.proxy.coalesce import Coalescer
+from millpond.proxy.encode import Rows, split
+from millpond.proxy.frame_plan import Placed, PlacedSingle
+from millpond.proxy.incoming import Single, gather
+from millpond.store.client import AppendOutcome, Duplicate, QueueAppend
+
+from .conftest import ScriptedStore, topic_of
+
+TOPIC = topic_of()
+QUEUE = TOPIC.queues[0]
+
+
+@pytest.fixture
+async def coalescer(store: ScriptedStore) -> AsyncIterator[Coalescer]:
+    coalescer = Coalescer(lambda queue: store)
+    yield coalescer
+    store.gate.set()
+    await coalescer.close()
+    assert coalescer.pending_bytes == 0
+
+
+def one(coalescer: Coalescer, body: str, dedup_id: str | None = None) -> asyncio.Future[PlacedSingle | MillpondError]:
+    hashed = None if dedup_id is None else dedup_hash(dedup_id)
+    return coalescer.send_single(TOPIC, QUEUE, Single(body, dedup_id=dedup_id), 0, 0, hashed)
+
+
+def rows(*bodies: str, dedup_ids: list[str | None] | None = None) -> Rows:
+    nulls = [None] * len(bodies)
+    incoming = gather(bodies, nulls, nulls, nulls, nulls, dedup_ids or nulls, nulls)
+    ((_, _, found),) = split(incoming, 1, 1 << 20, 0, SystemRandom())
+    return found
+
+
+def duplicates_once(*found: Duplicate) -> object:
+    left = [AppendOutcome(duplicates=list(found))]
+    return lambda append: left.pop() if left else None
+
+
+async def test_the_first_goes_at_once_and_the_others_gather(store: ScriptedStore, coalescer: Coalescer) -> None:
+    """While an append is in flight everything waits, and then goes in one frame, in order."""
+    store.gate.clear()
+    first = one(coalescer, "a")
+    await store.arrived.wait()
+    others = [one(coalescer, body) for body in "bcd"]
+    store.gate.set()
+    placed = await asyncio.gather(first, *others)
+    assert [frame.bodies for frame in store.frames] == [[b"a"], [b"b", b"c", b"d"]]
+    assert [each.offset for each in placed] == [0, 1, 2, 3]
+
+
+async def test_small_batches_share_the_frame_of_singles(store: ScriptedStore, coalescer: Coalescer) -> None:
+    """Batches with other columns join; what each lacks is null."""
+    store.gate.clear()
+    first = one(coalescer, "a")
+    await store.arrived.wait()
+    keyed = gather(["b"], [b"k"], [None], [None], [None], [None], [None])
+    ((_, _, with_key),) = split(keyed, 1, 1 << 20, 0, SystemRandom())
+    answers = coalescer.send_batch(TOPIC, QUEUE, with_key), coalescer.send_batch(TOPIC, QUEUE, rows("c", "d"))
+    last = one(coalescer, "e")
+    store.gate.set()
+    await asyncio.gather(first, last, *answers)
+    assert store.frames[1].batch.to_pydict() == {"key": [None, b"k", None, None], "body": [b"e", b"b", b"c", b"d"]}
+    assert store.frames[1].sidecar.key_hash.astype(bool).tolist() == [False, True, False, False]
+    assert [answer.result().offsets.tolist() for answer in answers] == [[2], [3, 4]]
+
+
+async def test_large_batches_and_parts_stand_alone_in_one_request(store: ScriptedStore, coalescer: Coalescer) -> None:
+    """A session part is never coalesced; it and a large batch travel with the others as frames of their own."""
+    store.gate.clear()
+    first = one(coalescer, "a")
+    await store.arrived.wait()
+    large = coalescer.send_batch(TOPIC, QUEUE, rows("x" * (limits.COALESCE_BYTES + 1)))
+    part = coalescer.send_batch(TOPIC, QUEUE, rows("p"), ProducerPart("s", -1, 0, 0, 0, 1))
+    small = one(coalescer, "b")
+    store.gate.set()
+    await asyncio.gather(first, large, part, small)
+    assert [len(request.appends) for request in store.requests] == [1, 3]
+    assert [append.parts for append in store.requests[1].appends] == [[], [ProducerPart("s", -1, 0, 0, 0, 1)], []]
+
+
+async def test_messages_with_and_without_dedup_ids_never_share_a_frame(
+    store: ScriptedStore, coalescer: Coalescer
+) -> None:
+    """Rows without id would need room in the window, or be taken for repeats of each other."""
+    await asyncio.gather(one(coalescer, "a"), one(coalescer, "b", "id"), one(coalescer, "c"))
+    assert [(frame.bodies, frame.sidecar.dedup_hash is None) for frame in store.frames] == [
+        ([b"a", b"c"], True),
+        ([b"b"], False),
+    ]
+
+
+async def test_duplicates_are_answered_and_the_others_go_once_more(store: ScriptedStore, coalescer: Coalescer) -> None:
+    """The store named rows 0 and 2: nothing was appended, so rows 1 and 3 go again, in order."""
+    store.script = duplicates_once(Duplicate(0, 70, 5), Duplicate(2, 71, 6, mismatch=True))
+    placed: Placed = await coalescer.send_batch(TOPIC, QUEUE, rows(*"abcd", dedup_ids=list("1234")))
+    assert store.frames[0].bodies == [b"b", b"d"]
+    assert placed.offsets.tolist() == [70, 0, 71, 1]
+    assert placed.duplicate.tolist() == [True, False, True, False]
+    assert {row: error.code for row, error in placed.errors.items()} == {2: "dedup_mismatch"}
+
+
+async def test_an_atomic_batch_is_not_sent_again_after_a_mismatch(store: ScriptedStore, coalescer: Coalescer) -> None:
+    """Another request under the same idempotency key writes none of its messages."""
+    store.script = duplicates_once(Duplicate(0, 70, 5, mismatch=True))
+    placed = await coalescer.send_batch(TOPIC, QUEUE, rows("a", "b", dedup_ids=["1", "2"]), atomic=True)
+    assert (store.frames, len(store.requests)) == ([], 1)
+    assert {row: error.code for row, error in placed.errors.items()} == dict.fromkeys(range(2), "dedup_mismatch")
+
+
+async def test_equal_ids_in_one_frame_keep_the_first(store: ScriptedStore, coalescer: Coalescer) -> None:
+    """Three requests under one id, one of them with another body: one message, a duplicate and a mismatch."""
+    same = [one(coalescer, "a", "id"), one(coalescer, "other", "id"), one(coalescer, "b", "id2"), one(coalescer, "a", "id")]
+    first, mismatch, other, repeat = await asyncio.gather(*same)
+    assert store.frames[0].bodies == [b"a", b"b"]
+    assert (first, repeat) == (PlacedSingle(0, 1_000, False), PlacedSingle(0, 1_000, True))
+    assert other == PlacedSingle(1, 1_000, False)
+    assert isinstance(mismatch, MillpondError) and mismatch.code == "dedup_mismatch"
+
+
+async def test_duplicates_without_end_are_given_up(store: ScriptedStore, coalescer: Coalescer) -> None:
+    """A store that names another duplicate each time is asked three times."""
+    store.script = lambda append: AppendOutcome(duplicates=[Duplicate(0, 7, 5)])
+    placed = await coalescer.send_batch(TOPIC, QUEUE, rows(*"abcde", dedup_ids=list("12345")))
+    assert len(store.requests) == limits.DUPLICATE_ROUNDS
+    assert placed.duplicate.tolist() == [True, True, True, False, False]
+    assert {row: error.code for row, error in placed.errors.items()} == {3: "store_unavailable", 4: "store_unavailable"}
+
+
+async def test_a_repeated_part_is_a_duplicate_as_a_whole(store: ScriptedStore, coalescer: Coalescer) -> None:
+    """Also when the store no longer knows where it stands (offset -1)."""
+    store.script = duplicates_once(Duplicate(0, -1, -1), Duplicate(1, -1, -1))
+    placed = await coalescer.send_batch(TOPIC, QUEUE, rows("a", "b"), ProducerPart("s", 3, 4, 5, 0, 2))
+    assert (placed.offsets.tolist(), placed.duplicate.tolist(), placed.errors) == ([-1, -1], [True, True], {})
+
+
+async def test_one_frame_fails_and_the_others_of_the_request_do_not(store: ScriptedStore, coalescer: Coalescer) -> None:
+    """An outcome's error is that frame's alone."""
+
+    def script(append: QueueAppend) -> AppendOutcome | None:
+        return AppendOutcome(error=ErrorInfo("out_of_order", "previous is 7")) if append.parts else None
+
+    store.script = script
+    part = coalescer.send_batch(TOPIC, QUEUE, rows("p"), ProducerPart("s", 3, 4, 4, 0, 1))
+    fine = one(coalescer, "a")
+    assert isinstance((await part).errors[0], Conflict)
+    assert (await fine).offset == 0
+
+
+@pytest.mark.parametrize("error", [Unavailable("unknown_outcome", "gone"), DiskFull("disk_full", "full")])
+async def test_a_failed_append_is_told_and_never_repeated(
+    store: ScriptedStore, coalescer: Coalescer, error: MillpondError
+) -> None:
+    """Everybody in the request hears it; the next message starts afresh."""
+    store.raises = error
+    single, batch = one(coalescer, "a"), coalescer.send_batch(TOPIC, QUEUE, rows("b", "c"))
+    assert (await single).code == error.code
+    assert [each.code for each in (await batch).errors.values()] == [error.code] * 2
+    assert len(store.requests) == 1
+    store.raises = None
+    assert (await one(coalescer, "d")).offset == 0
+
+
+async def test_a_bug_in_the_store_leaves_nobody_waiting(store: ScriptedStore, coalescer: Coalescer) -> None:
+    """An error that is no MillpondError ends the lane's task: its waiters hear unknown_outcome, the next one works."""
+    store.gate.clear()
+    store.raises = ZeroDivisionError("a bug")
+    taken = one(coalescer, "a")
+    await store.arrived.wait()
+    waiting = one(coalescer, "b")
+    store.gate.set()
+    assert [(await taken).code, (await waiting).code] == ["unknown_outcome", "shutting_down"]
+    store.raises = None
+    assert (await one(coalescer, "c")).offset == 0
+
+
+async def test_a_client_that_leaves_changes_nothing(store: ScriptedStore, coalescer: Coalescer) -> None:
+    """Its message is written, and those beside it get their own places."""
+    store.gate.clear()
+    leaving, staying = one(coalescer, "a"), one(coalescer, "b")
+    batch = coalescer.send_batch(TOPIC, QUEUE, rows("c"))
+    await store.arrived.wait()
+    leaving.cancel()
+    batch.cancel()
+    store.gate.set()
+    assert (await staying).offset == 1
+    assert store.frames[0].bodies == [b"a", b"b", b"c"]
+
+
+async def test_what_waits_is_bounded(store: ScriptedStore, coalescer: Coalescer) -> None:
+    """Beyond the rows of one queue a produce is refused at once; after the append there is room again."""
+    store.gate.clear()
+    first = one(coalescer, "a")
+    await store.arrived.wait()
+    waiting = [one(coalescer, "b") for _ in range(limits.QUEUE_PENDING_ROWS)]
+    with pytest.raises(Unavailable) as caught:
+        one(coalescer, "c")
+    assert caught.value.code == "flush_behind"
+    store.gate.set()
+    await asyncio.gather(first, *waiting)
+    assert max(frame.append.count for frame in store.frames) == limits.BATCH_MESSAGES
+    assert (await one(coalescer, "d")).offset == limits.QUEUE_PENDING_ROWS + 1
+
+
+async def test_close_waits_for_what_is_in_flight(store: ScriptedStore) -> None:
+    """Accepted messages are answered; new ones are refused."""
+    coalescer = Coalescer(lambda queue: store)
+    store.gate.clear()
+    sent = one(coalescer, "a")
+    await store.arrived.wait()
+    closing = asyncio.create_task(coalescer.close())
+    await asyncio.sleep(0)
+    with pytest.raises(Unavailable):
+        one(coalescer, "b")
+    store.gate.set()
+    await closing
+    assert sent.result().offset == 0
+
+
+async def test_a_store_that_never_answers(store: ScriptedStore) -> None:
+    """The call's own timeout: the outcome is unknown, and the queue is free again."""
+    coalescer = Coalescer(lambda queue: store, call_ms=-4_990)
+    store.gate.clear()
+    assert (await one(coalescer, "a")).code == "unknown_outcome"
+    await coalescer.close()
