@@ -83,7 +83,7 @@ class Rows:
         return Rows(self.batch.slice(first, count), self.id_prefix, attempts, self.token, self.base)
 
 
-async def encode(media_type: str, topic: str, rows: Sequence[Rows], beside: Mapping[str, Any]) -> bytes:
+async def encode(media_type: str, topic: str, rows: Sequence[Rows], beside: Mapping[str, Any]) -> bytes | bytearray:
     """The whole answer: `rows` as messages, and the fields of `beside`."""
     if media_type == ARROW:
         return arrow_stream(rows, {"topic": topic, **beside})
@@ -114,18 +114,43 @@ def arrow_stream(rows: Sequence[Rows], beside: Mapping[str, Any]) -> bytes:
 # -- JSON and msgpack -----------------------------------------------------------------------------------------
 
 
-async def _json_object(topic: str, rows: Sequence[Rows], beside: Mapping[str, Any]) -> bytes:
-    pieces = [_json.encode(some)[1:-1] async for some in _slices(topic, rows, "json")]
-    tail = _json.encode(beside)[1:]
-    return b'{"messages":[' + b",".join(pieces) + (b"]," if beside else b"]") + tail
+async def _json_object(topic: str, rows: Sequence[Rows], beside: Mapping[str, Any]) -> bytearray:
+    """Slices are encoded one behind the other into one buffer: each `[..]` over the `]` of the one before, and its
+    `[` becomes the comma. Putting pieces together afterwards cost three times what encoding does."""
+    buffer = bytearray(b'{"messages":[]')
+    empty = True
+    async for some in _slices(topic, rows, "json"):
+        at = len(buffer) - (2 if empty else 1)
+        _json.encode_into(some, buffer, at)
+        buffer[at] = ord("[" if empty else ",")
+        empty = False
+    if beside:
+        at = len(buffer)
+        _json.encode_into(beside, buffer, at)
+        buffer[at] = ord(",")
+    else:
+        buffer += b"}"
+    return buffer
 
 
-async def _msgpack_map(topic: str, rows: Sequence[Rows], beside: Mapping[str, Any]) -> bytes:
+async def _msgpack_map(topic: str, rows: Sequence[Rows], beside: Mapping[str, Any]) -> bytearray:
+    """As with JSON: the head of each slice's array stands over bytes that are then restored."""
     count = sum(one.batch.num_rows for one in rows)
-    pieces = [_msgpack.encode(some)[_array_head(len(some)) :] async for some in _slices(topic, rows, "msgpack")]
     assert len(beside) < 15, "a map of up to 15 entries has a head of one byte"
-    head = bytes((0x81 + len(beside),)) + _msgpack.encode("messages") + b"\xdd" + count.to_bytes(4, "big")
-    return b"".join((head, *pieces, _msgpack.encode(beside)[1:]))
+    buffer = bytearray((0x81 + len(beside),))
+    buffer += _msgpack.encode("messages") + b"\xdd" + count.to_bytes(4, "big")
+    async for some in _slices(topic, rows, "msgpack"):
+        _append(some, buffer, _array_head(len(some)))
+    _append(beside, buffer, 1)
+    return buffer
+
+
+def _append(value: Any, buffer: bytearray, head: int) -> None:
+    """Encode a list or map behind `buffer`, without the `head` bytes it begins with."""
+    at = len(buffer) - head
+    kept = buffer[at:]
+    _msgpack.encode_into(value, buffer, at)
+    buffer[at : at + head] = kept
 
 
 def _array_head(count: int) -> int:
