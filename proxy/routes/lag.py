@@ -22,9 +22,12 @@ from millpond.store.client import LagRequest, QueueLag
 
 
 class QueueBehind(msgspec.Struct, frozen=True):
-    """committed: the first message not settled. in_flight: handed out or waiting to be handed out again. lag:
-    messages not settled, that is in_flight and all that was never handed out: one long lease is one message behind. oldest_age_ms: of the message at `committed`; null when there is none, or when it
-    cannot be had right now. skipped: expired before they were handed out."""
+    """committed: the first message not settled. in_flight: handed out or waiting to be handed out again.
+
+    lag: messages not settled, that is `in_flight` and all that was never handed out: one long lease is one message
+    behind. oldest_age_ms: of the message at `committed`; null when there is none, or when it cannot be had right now.
+    skipped: expired before they were handed out.
+    """
 
     queue: int
     start_offset: int
