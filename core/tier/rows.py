@@ -19,7 +19,7 @@ from millpond.core.errors import Internal
 from millpond.core.schema import PAYLOAD_COLUMNS, TIER_SCHEMA, TIMESTAMP, message_schema
 
 _ROW_BYTES = 24  # queue, offset, store and born timestamp of one row
-_CHUNK_BYTES = 64 * 1024  # smaller chunks are put together: every later step works chunk by chunk
+_CHUNK_BYTES = 64 * 1024  # smaller chunks on average are put together: every later step works chunk by chunk
 
 
 class MessageFrame(Protocol):
@@ -63,7 +63,7 @@ def _aligned(queue: int, columns: int, frames: list[MessageFrame]) -> pa.Table:
     if [batch.num_rows for batch in batches] != counts.tolist():
         raise Internal("corrupt_range", f"{_named(queue, frames)} does not hold the rows it claims")
     messages = pa.Table.from_batches(batches, schema)
-    if messages.nbytes < _CHUNK_BYTES * len(batches):
+    if sum(frame.payload.size for frame in frames) < _CHUNK_BYTES * len(frames):
         messages = messages.combine_chunks()
     first = np.fromiter((frame.first_offset for frame in frames), np.int64, len(frames))
     store_ts = np.fromiter((frame.store_ts for frame in frames), np.int64, len(frames))
