@@ -151,7 +151,7 @@ class Connection(web.RequestHandler):
         if isinstance(exc, LineTooLong):
             error = headers_too_large(self._bounds.header_bytes)
         elif status < 500:
-            error = BadRequest("invalid_request", f"this is not HTTP: {(message or '').splitlines()[:1]}")
+            error = BadRequest("invalid_request", f"this is not HTTP: {(message or '').partition(chr(10))[0]}")
         elif isinstance(exc, ConnectionError) and self.transport is None:
             raise exc
         else:

@@ -8,7 +8,8 @@ A | B  (structs)       one or the other, told apart by their fields: here a clas
 from __future__ import annotations
 
 import types
-from functools import cache
+from functools import cache, reduce
+from operator import or_
 from typing import Any, Union, get_args, get_origin
 
 import msgspec
@@ -33,7 +34,8 @@ def json_view(shape: Any) -> Any:
                 "EitherOf" + "Or".join(struct.__name__ for struct in structs), (EitherOf,), {"members": structs}
             )
             members = [either, *(member for member in members if member not in structs)]
-        return Union[tuple(member for member in members if member is not bytes or str not in members)]
+        kept = [member for member in members if member is not bytes or str not in members]
+        return reduce(or_, kept)
     if origin in {list, dict, tuple}:
         return origin[tuple(argument if argument is ... else json_view(argument) for argument in arguments)]
     if _is_struct(shape):
@@ -56,10 +58,10 @@ def _struct_view(shape: type[msgspec.Struct]) -> type[msgspec.Struct]:
             fields.append((field.name, seen, UNSET))
         elif field.required:
             fields.append((field.name, seen))
+        elif field.default_factory is not msgspec.NODEFAULT:
+            fields.append((field.name, seen, msgspec.field(default_factory=field.default_factory)))
         else:
-            fields.append(
-                (field.name, seen, msgspec.field(default=field.default, default_factory=field.default_factory))
-            )
+            fields.append((field.name, seen, field.default))
     if not differs:
         return shape
     config = shape.__struct_config__

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from millpond.core.tasks import Tasks
+
+
+async def forever() -> None:
+    await asyncio.Event().wait()
+
+
+async def fails() -> None:
+    raise KeyError("why")
+
+
+async def test_a_death_is_noticed(caplog: pytest.LogCaptureFixture) -> None:
+    """A task that raises is logged and told to its owner by name."""
+    deaths: list[tuple[str, BaseException]] = []
+    tasks = Tasks(lambda name, error: deaths.append((name, error)))
+    with caplog.at_level(logging.ERROR):
+        await asyncio.wait([tasks.spawn(fails(), "the task")])
+    await asyncio.sleep(0)
+    assert [(name, type(error)) for name, error in deaths] == [("the task", KeyError)]
+    assert "the task" in caplog.text
+
+
+async def test_close_cancels_and_waits() -> None:
+    """After `close` nothing runs, and nothing was called a death."""
+    deaths: list[str] = []
+    tasks = Tasks(lambda name, _: deaths.append(name))
+    task = tasks.spawn(forever(), "waits")
+    await tasks.close()
+    assert task.cancelled()
+    assert (len(tasks), deaths) == (0, [])
+
+
+async def test_a_closed_owner_starts_nothing() -> None:
+    """A task that would have no owner is refused."""
+    tasks = Tasks()
+    await tasks.close()
+    with pytest.raises(RuntimeError, match="late"):
+        tasks.spawn(forever(), "late")
