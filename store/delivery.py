@@ -138,6 +138,12 @@ class Delivery:
         self._due.note(place, cursor.earliest_due)
         return place
 
+    def _open(self, group: GroupRef, queue: QueueRef, head: int) -> Place:
+        """A new cursor; its leases are none that a deleted one of the same group had."""
+        cursor = self._cursors.open(group, queue, head)
+        cursor.next_lease = self._now_ms() << _LEASE_SHIFT
+        return self._place(cursor)
+
     def _find(self, group_id: int, queue_id: int) -> Place | None:
         """The place of a cursor; forgotten here when the fold has dropped the cursor."""
         group = self._groups.get(group_id)
@@ -173,7 +179,7 @@ class Delivery:
                 self._log.open_queue(queue)
                 ends = self._log.ends(queue.queue_id)
                 head = ends.start_offset if start == "earliest" else ends.end_offset
-                group = self._place(self._cursors.open(ref, queue, head)).group
+                group = self._open(ref, queue, head).group
         if group is None:
             raise BadRequest.field("queues", "at least one queue", 0)
         group.checked = request.queues
@@ -221,7 +227,7 @@ class Delivery:
             while handout.empty and (rounds == 0 or handout.unfinished) and rounds < _SCAN_ROUNDS:
                 await self._draw(group, handout, wanted)
                 rounds += 1
-        if handout.empty and request.wait_ms and not group.full:
+        if handout.empty and request.wait_ms and not group.is_full(wanted):
             self._waiting.enter()
             try:
                 await self._wait(group, request, handout, wanted)
@@ -235,7 +241,7 @@ class Delivery:
         deadline = loop.time() + request.wait_ms / 1000
         waiter = Waiter(wanted)
         woken_before = False
-        while handout.empty and not group.full and loop.time() < deadline:
+        while handout.empty and not group.is_full(wanted) and loop.time() < deadline:
             if self._groups.get(group.ref.group_id) is not group:
                 raise _group_gone(group.ref)
             if group.has_ready(wanted) and not group.waiters.awake:
@@ -346,10 +352,10 @@ class Delivery:
     # -- attempt ids ------------------------------------------------------------------------------------------
 
     def _remember(self, group_id: int, attempt_id: str, handout: Handout) -> None:
-        until = self._now_ms() + ATTEMPT_ID_SECONDS * 1000
-        self._attempts[group_id, attempt_id] = _Remembered(until, handout.drawn)
+        now = self._now_ms()
+        self._attempts[group_id, attempt_id] = _Remembered(now + ATTEMPT_ID_SECONDS * 1000, handout.drawn)
         self._attempts.move_to_end((group_id, attempt_id))
-        while len(self._attempts) > ATTEMPT_IDS or next(iter(self._attempts.values())).until <= until - 60_000:
+        while len(self._attempts) > ATTEMPT_IDS or next(iter(self._attempts.values())).until <= now:
             self._attempts.popitem(last=False)
 
     def _repeated(self, request: ReceiveRequest) -> list[Drawn]:
@@ -468,7 +474,7 @@ class Delivery:
         if request.dry_run:
             return outcome
         if place is None:
-            place = self._place(self._cursors.open(request.group, queue, to))
+            place = self._open(request.group, queue, to)
         place.cursor.seek(to, request.keep_retries, LastSeek(id_hash, outcome.from_offset, to))
         place.claim = None
         place.group.full.pop(queue.queue_id, None)

@@ -77,6 +77,12 @@ class Group:
     def has_ready(self, wanted: frozenset[int] | None) -> bool:
         return bool(self.ready) if wanted is None else not wanted.isdisjoint(self.ready)
 
+    def is_full(self, wanted: frozenset[int] | None) -> bool:
+        """Whether every queue wanted is full: waiting would only end with an ack."""
+        if not self.full:
+            return False
+        return len(self.full) == len(self.places) if wanted is None else wanted <= self.full.keys()
+
     def recheck_full(self, bound: int) -> None:
         """A receive allows `bound` rows in flight: queues that were full at less may not be now."""
         for queue_id in [queue_id for queue_id, at in self.full.items() if at < bound]:

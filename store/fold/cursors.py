@@ -297,8 +297,6 @@ class Cursor:
             rows, removed = self.table.at(where), _NOTHING
         else:
             rows, removed = self.table.at(_positions(where)[found]), offsets[~found]
-        if self._reset:
-            removed = _NOTHING
         delta = CursorDelta(
             self.group, self.queue, self.generation, self.head, self.next_lease, self.skipped, *self.last_seek,
             self._reset, rows, removed,

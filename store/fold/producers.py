@@ -87,7 +87,7 @@ class Producers:
         if part.last <= session.last:
             offsets, store_ts = _repeated(session, part)
             return Checked(Verdict.DUPLICATE, offsets, store_ts, session.last)
-        if part.previous == session.last and part.previous != OPENS:
+        if part.previous == session.last:
             return Checked(Verdict.ACCEPT, stored_last=session.last)
         return Checked(Verdict.OUT_OF_ORDER, stored_last=session.last)
 

@@ -365,6 +365,18 @@ async def test_many_messages_at_once_wake_as_many_as_they_serve(bench: Bench) ->
     assert [task.done() for task in tasks] == [True, True, False]
 
 
+async def test_a_waiter_who_found_nothing_keeps_its_place(bench: Bench) -> None:
+    """When somebody else is faster, the woken waiter goes back to the front of the line."""
+    first, second = bench.waiting(), bench.waiting()
+    await turns()
+    bench.put(1)
+    assert got(await bench.receive()) == [0]
+    await turns()
+    bench.put(1)
+    await turns()
+    assert (first.done(), second.done()) == (True, False)
+
+
 async def test_cancelled_waiter_leaves_the_line(bench: Bench) -> None:
     """A waiter that goes away gets nothing, also when it was woken already."""
     first, second = bench.waiting(), bench.waiting()
@@ -417,6 +429,20 @@ async def test_the_timer_wakes_by_itself(bench: Bench) -> None:
     assert got(await asyncio.wait_for(task, 5)) == [0]
 
 
+async def test_a_timer_that_comes_early_comes_again(bench: Bench) -> None:
+    """The store's clock may run behind the loop's: the timer is set again for what is still to come."""
+    bench.put(1)
+    await bench.settle(await bench.take(), "nack", delay_ms=2)
+    task = bench.waiting()
+    await turns()
+    timer = bench.delivery._timer
+    assert timer is not None
+    timer[1].cancel()
+    bench.delivery._on_timer()
+    bench.log.now += 10
+    assert got(await asyncio.wait_for(task, 5)) == [0]
+
+
 async def test_waiting_ends_with_nothing(bench: Bench) -> None:
     """A long poll ends empty when its time is over."""
     result = await asyncio.wait_for(bench.receive(wait_ms=5), 5)
@@ -462,6 +488,19 @@ async def test_in_flight_full(bench: Bench) -> None:
     assert got(await bench.receive(1, max_in_flight=5)) == [4]
     await bench.settle(grant, offsets=[0, 2])
     assert got(await bench.receive(10, max_in_flight=4)) == [5]
+
+
+async def test_one_full_queue_does_not_end_a_long_poll(bench: Bench) -> None:
+    """While another queue is not full, a receive goes on waiting for it."""
+    bench.put(5)
+    await bench.receive(10, Q, max_in_flight=5)
+    task = bench.waiting(10, Q, max_in_flight=5)
+    bench.put(1)
+    await turns()
+    assert not task.done()
+    bench.put(1, Q[2])
+    await turns()
+    assert task.result().grants[0].queue_id == 42
 
 
 async def test_filter_on_the_index(bench: Bench) -> None:
@@ -627,6 +666,16 @@ async def test_delete_group(bench: Bench) -> None:
         await task
     assert await bench.settle(grant) == ["unknown"]
     assert (await bench.receive()).created
+
+
+async def test_leases_of_a_deleted_group_are_never_those_of_a_new_one(bench: Bench) -> None:
+    """A group with the same id that starts anew does not take acks of the old one's leases."""
+    bench.put(2)
+    old = await bench.take(1)
+    await bench.delivery.delete_group(GROUP)
+    bench.pass_time(1)
+    await bench.take(1)
+    assert await bench.settle(old) == ["redelivered"]
 
 
 async def test_a_dropped_cursor_is_forgotten(bench: Bench) -> None:

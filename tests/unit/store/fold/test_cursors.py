@@ -227,6 +227,17 @@ def test_a_large_table_keeps_every_row() -> None:
     assert cursor.committed == 1007
 
 
+def test_a_seek_empties_the_table_of_a_replica() -> None:
+    """Rows that a seek drops go where its delta is applied too."""
+    cursors, second = Cursors(), Cursors()
+    cursor = cursors.open(GROUP, QUEUE, 0)
+    cursor.grant(np.arange(5), 10, 5)
+    _carry_over(cursors, second)
+    cursor.seek(2, False, LastSeek(1, 0, 2))
+    _carry_over(cursors, second)
+    assert second.by_key[3, 40].in_flight == 0
+
+
 def test_dropped_cursors_are_not_gathered() -> None:
     """A group dropped and opened again in one turn is dropped first, then opened."""
     cursors, second = Cursors(), Cursors()
