@@ -108,10 +108,11 @@ def _message(batch: pa.RecordBatch, codec: int) -> pa.Buffer:
         return batch.serialize()
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema, options=_COMPRESSION[codec]) as writer:
-        start = sink.tell()
         writer.write_batch(batch)
         end = sink.tell()
-    return sink.getvalue()[start:end]
+    stream = sink.getvalue()  # a schema message, which has no body, and then ours
+    schema_end = 8 + int.from_bytes(stream[4:8].to_pybytes(), "little")
+    return stream[schema_end:end]
 
 
 def concat(parts: Sequence[Rows]) -> Rows:

@@ -1,4 +1,4 @@
-"""Produce requests in msgpack: the shape of the JSON ones, with bytes for `body` and `key` (strings are UTF-8)."""
+"""Produce requests in msgpack: the shape of the JSON ones, with `body` and `key` as bin (not str)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ MEDIA_TYPE = "application/msgpack"
 
 
 class MessageIn(Input, frozen=True, gc=False):
-    body: bytes | str
-    key: bytes | str | None = None
+    body: bytes
+    key: bytes | None = None
     tag: str | None = None
     properties: dict[str, str] | None = None
     born_ts: Int64 | None = None

@@ -30,9 +30,9 @@ def millpond_headers(headers: Mapping[str, str]) -> dict[str, str]:
         if lower.startswith(PREFIX):
             rest = lower[len(PREFIX) :]
             if rest in found:
-                raise BadRequest.field(name, "one such header")
+                raise BadRequest.field(f"Millpond-{rest.title()}", "one such header")
             if rest in _NOT_YET:
-                raise BadRequest.field(name, "nothing: delayed delivery is not available")
+                raise BadRequest.field(f"Millpond-{rest.title()}", "nothing: delayed delivery is not available")
             found[rest] = value
     return found
 

@@ -73,9 +73,7 @@ def test_a_single_message_has_the_same_limits(field: str, value: object) -> None
     """What a column check refuses, the check of one message refuses too."""
     row = {**GOOD, field: value}
     with pytest.raises(MillpondError, match=field) as caught:
-        check_single(
-            len(row["body"]), 100, row["key"], row["tag"], dict(row["properties"]), row["born_ts"], None
-        )
+        check_single(len(row["body"]), 100, row["key"], row["tag"], dict(row["properties"]), row["born_ts"], None)
     assert isinstance(caught.value, TooLarge if field == "body" else BadRequest)
 
 

@@ -123,7 +123,12 @@ async def test_an_atomic_batch_is_not_sent_again_after_a_mismatch(store: Scripte
 
 async def test_equal_ids_in_one_frame_keep_the_first(store: ScriptedStore, coalescer: Coalescer) -> None:
     """Three requests under one id, one of them with another body: one message, a duplicate and a mismatch."""
-    same = [one(coalescer, "a", "id"), one(coalescer, "other", "id"), one(coalescer, "b", "id2"), one(coalescer, "a", "id")]
+    same = [
+        one(coalescer, "a", "id"),
+        one(coalescer, "other", "id"),
+        one(coalescer, "b", "id2"),
+        one(coalescer, "a", "id"),
+    ]
     first, mismatch, other, repeat = await asyncio.gather(*same)
     assert store.frames[0].bodies == [b"a", b"b"]
     assert (first, repeat) == (PlacedSingle(0, 1_000, False), PlacedSingle(0, 1_000, True))
