@@ -310,7 +310,11 @@ class Cursor:
             return _NOTHING
         if len(self._touched) == 1:
             return self._touched[0]
-        return np.unique(np.concatenate(self._touched))
+        touched = np.concatenate(self._touched)
+        touched.sort(kind="stable")  # merges what is sorted already: much quicker than np.unique
+        fresh = np.ones(len(touched), np.bool_)
+        np.not_equal(touched[1:], touched[:-1], out=fresh[1:])
+        return touched[fresh]
 
     def apply(self, delta: CursorDelta) -> None:
         self.generation = delta.generation
