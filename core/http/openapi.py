@@ -39,7 +39,7 @@ def document(routes: tuple[Route, ...], title: str, version: str, description: s
     for route in shown:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, of, components)
     queries = {_name_of(of[route.query]) for route in shown if route.query is not None}
-    kept = {name: schema for name, schema in sorted(components.items()) if name not in queries}
+    kept = {name: _flowing(schema) for name, schema in sorted(components.items()) if name not in queries}
     return {
         "openapi": "3.1.0",
         "info": {"title": title, "version": version, "description": description, "license": {"name": "Apache-2.0"}},
@@ -135,6 +135,13 @@ def _responses(route: Route, of: dict[Any, Any]) -> dict[str, Any]:
 
 def _content(media: Mapping[str, Any], of: dict[Any, Any]) -> dict[str, Any]:
     return {name: {} if shape is None else {"schema": of[shape]} for name, shape in media.items()}
+
+
+def _flowing(schema: dict[str, Any]) -> dict[str, Any]:
+    """Docstrings are broken into lines for the source; a description is not."""
+    if "description" not in schema:
+        return schema
+    return {**schema, "description": " ".join(schema["description"].split())}
 
 
 def _name_of(reference: dict[str, str]) -> str:

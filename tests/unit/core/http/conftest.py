@@ -70,6 +70,12 @@ class Raw:
             return
 
 
+async def until(holds: Callable[[], bool]) -> None:
+    """Turn the loop until the server's side has caught up; bounded by the test's own timeout."""
+    while not holds():
+        await asyncio.sleep(0)
+
+
 Serve = Callable[..., Awaitable[HttpServer]]
 
 

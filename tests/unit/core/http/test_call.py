@@ -14,7 +14,7 @@ class Inner(Input, frozen=True):
 
 class Shape(Input, frozen=True):
     count: int
-    inner: list[Inner] = []
+    inner: tuple[Inner, ...] = ()
     flag: bool = False
 
 

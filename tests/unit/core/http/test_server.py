@@ -18,7 +18,7 @@ from millpond.core.http.connection import Bounds
 from millpond.core.http.routing import Route, Router
 from millpond.core.http.server import HttpServer, is_loopback, split_listen
 
-from .conftest import OpenGate, Raw, Serve
+from .conftest import OpenGate, Raw, Serve, until
 
 Connect = Callable[[HttpServer], Awaitable[Raw]]
 LIMIT = 1_000
@@ -199,8 +199,7 @@ async def test_connections_beyond_the_cap_are_told_and_closed(serve: Serve, conn
     await first.send(post(b""))
     assert (await first.answer())[0] == 200
     await first.close()
-    while server.connections:
-        await asyncio.sleep(0)
+    await until(lambda: not server.connections)
     third = await connect(server)
     await third.send(post(b""))
     assert (await third.answer())[0] == 200
@@ -220,10 +219,12 @@ class Waiter:
 
     def __init__(self) -> None:
         self.began = asyncio.Event()
+        self.requests: list[web.BaseRequest] = []
         self.go = asyncio.Event()
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def __call__(self, call: Call[Any]) -> web.StreamResponse:
+        self.requests.append(call.request)
         self.began.set()
         try:
             await self.go.wait()
@@ -253,16 +254,12 @@ async def test_a_long_poll_ends_with_its_client(serve: Serve, connect: Connect) 
 async def test_other_calls_outlive_their_client(serve: Serve, connect: Connect) -> None:
     """A produce whose client goes away is carried to its end."""
     waiter = Waiter()
-    server = await serve([waiter.route(waits=False)])
-    raw = await connect(server)
+    raw = await connect(await serve([waiter.route(waits=False)]))
     await raw.send(WAIT)
     await waiter.began.wait()
     await raw.close()
-    while server.connections:
-        await asyncio.sleep(0)
-        if waiter.ended.done():
-            break
-        waiter.go.set()
+    await until(lambda: waiter.requests[0].transport is None)
+    waiter.go.set()
     assert await asyncio.wait_for(waiter.ended, 5) == "done"
 
 
@@ -300,11 +297,9 @@ async def test_a_client_that_goes_while_sending_is_no_error(
     server = await serve(ROUTES)
     raw = await connect(server)
     await raw.send(b"POST /echo HTTP/1.1\r\nHost: h\r\nContent-Length: 100\r\n\r\nxx")
-    while not server.connections:
-        await asyncio.sleep(0)
+    await until(lambda: bool(server.connections))
     await raw.close()
-    while server.connections:
-        await asyncio.sleep(0)
+    await until(lambda: not server.connections)
     assert "ERROR" not in caplog.text
 
 
