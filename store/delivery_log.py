@@ -42,6 +42,11 @@ class EngineLog:
         """Of [first, end); shorter when something stands in between that is not on this disk. Raises Internal."""
         return self._entries(queue_id, first, end)["tag_hash"]
 
+    async def timestamp_at(self, queue_id: int, offset: int) -> int:
+        """Store timestamp (ms) of a message; -1 when it is not on this disk."""
+        spots = self._directory.spots(queue_id, offset, 1)
+        return (await self._reader.timestamps(spots))[0] if spots else -1
+
     async def row_bytes(self, queue_id: int, first: int, end: int) -> npt.NDArray[np.float64]:
         """An estimate for each of [first, end): its share of its frame."""
         entries = self._entries(queue_id, first, end)

@@ -21,6 +21,8 @@ from millpond.store import index as idx
 from millpond.store.disk import Disk, File
 from millpond.store.index import ENTRY, HAS_KEYS, RUN, ClosedIndex, OpenIndex
 
+Ints = npt.NDArray[np.int64]
+
 
 class _Closed(NamedTuple):
     tables: ClosedIndex
@@ -175,20 +177,41 @@ class Directory:
             self._sort()
         self._checked.add(base)
 
-    def local_offset(self, queue_id: int, tiered_to: int) -> int:
-        """The least offset from which everything up to `tiered_to` is on this disk; `tiered_to` when nothing is.
+    def survey(self, queue_ids: Ints, tiered_to: Ints) -> tuple[Ints, Ints]:
+        """For each queue: its local offset, and the payload bytes from `tiered_to[i]` on, an estimate.
 
-        What lies above `tiered_to` was never given up, so it is here, or lost.
+        The local offset is the least one from which everything up to `tiered_to` is on this disk; `tiered_to` when
+        nothing is. What lies above `tiered_to` was never given up, so it is here, or lost.
         """
-        low, high = self._rows_of(queue_id)
-        rows = self._table[low:high]
-        runs = [(int(row["first"]), int(row["first"]) + int(row["count"])) for row in rows]
-        runs += [run for index in self._memory() for run in index.runs_of(queue_id)]
-        first = tiered_to
-        for run_first, run_end in sorted(runs, reverse=True):
-            if run_end >= first > run_first:
-                first = run_first
-        return first
+        queue, first, count, size = self._all_runs()
+        local, unsealed = tiered_to.copy(), np.zeros(len(queue_ids), np.int64)
+        if not len(queue) or not len(queue_ids):
+            return local, unsealed
+        sorted_ids = np.argsort(queue_ids)
+        at = np.searchsorted(queue_ids, queue, sorter=sorted_ids).clip(max=len(queue_ids) - 1)
+        number = sorted_ids[at]
+        known = queue_ids[number] == queue
+        number, queue, first, count, size = (column[known] for column in (number, queue, first, count, size))
+        end, needed = first + count, tiered_to[number]
+        opens = np.ones(len(queue), bool)
+        opens[1:] = (queue[1:] != queue[:-1]) | (first[1:] > end[:-1])
+        chain = np.flatnonzero(opens)[np.cumsum(opens) - 1]  # the row where each row's unbroken run begins
+        holds = (first <= needed) & (needed <= end)
+        np.minimum.at(local, number[holds], first[chain[holds]])
+        share = np.clip((end - needed) / np.maximum(count, 1), 0, 1)
+        np.add.at(unsealed, number, (size * share).astype(np.int64))
+        return local, unsealed
+
+    def _all_runs(self) -> tuple[Ints, Ints, Ints, Ints]:
+        """(queue, first, count, bytes) of all runs and frames, sorted by (queue, first)."""
+        names = ("queue", "first", "count", "bytes")
+        columns = [
+            np.concatenate([self._table[name].astype(np.int64), *(index.column(name) for index in self._memory())])
+            for name in names
+        ]
+        order = np.lexsort((columns[1], columns[0]))
+        queue, first, count, size = (column[order] for column in columns)
+        return queue, first, count, size
 
     def _memory(self) -> list[OpenIndex]:
         return [self.open, *self._closing.values()]
@@ -234,6 +257,15 @@ class Directory:
                 at = int(np.searchsorted(times["ts"], ts, "left")) - 1
                 floor = max(floor, int(times["position"][at]))
         return floor
+
+    def stamp_before(self, position: int) -> int | None:
+        """A store timestamp from shortly before `position`: at most 256 KiB of log lie between."""
+        base = position - position % self._segment_bytes
+        closed = self._closed.get(base)
+        memory = [index.times for index in self._memory() if index.base == base]
+        times = closed.tables.times if closed is not None else memory[0] if memory else np.empty(0, idx.TIME)
+        at = int(np.searchsorted(times["position"], position, "right")) - 1
+        return int(times["ts"][at]) if at >= 0 else None
 
     def _times(self) -> list[npt.NDArray[Any]]:
         return [closed.tables.times for closed in self._closed.values()] + [index.times for index in self._memory()]

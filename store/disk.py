@@ -22,6 +22,7 @@ from millpond.core.limits import MIB
 Buffer = bytes | bytearray | memoryview
 _VECTOR = 1024  # IOV_MAX of Linux
 _ZEROS = bytes(MIB)
+_ALLOCATE_STEP = 8 * MIB
 
 
 class File(Protocol):
@@ -128,7 +129,9 @@ class SystemFile:
     def allocate(self, length: int) -> None:
         os.posix_fallocate(self._fd, 0, length)  # takes all blocks at once: ENOSPC comes here or not at all
         os.ftruncate(self._fd, length)
-        self.zero(0, length)
+        for start in range(0, length, _ALLOCATE_STEP):
+            self.zero(start, min(_ALLOCATE_STEP, length - start))
+            os.fdatasync(self._fd)  # in steps, so that a flush of the log waits for one step and not for all
         os.fsync(self._fd)
 
     def zero(self, position: int, length: int) -> None:

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from millpond.store.delivery import Delivery
+import numpy as np
 
 from millpond.core.clock import Clock, Random
 from millpond.core.config import StoreConfig, TierConfig
@@ -29,6 +29,7 @@ from millpond.store.checkpoint import VERSION, Checkpoint, Checkpoints, Head
 from millpond.store.client import StoreStatus
 from millpond.store.commitlog import FOLDER as LOG_FOLDER
 from millpond.store.commitlog import CommitLog
+from millpond.store.delivery import Delivery
 from millpond.store.delivery_log import EngineLog
 from millpond.store.disk import Disk
 from millpond.store.fold.fold import Fold
@@ -184,17 +185,21 @@ class Engine:
 
     async def _learn_tiered(self) -> None:
         """What of each queue is in the tier and on this disk: worked out anew at every start."""
-        tiered = await self._metadata.tiered_to([queue.ref.queue_id for queue in self.fold.queues])
-        for queue in self.fold.queues:
-            queue_id = queue.ref.queue_id
-            queue.tiered_to = tiered.get(queue_id, 0)
+        queues = list(self.fold.queues)
+        tiered = await self._metadata.tiered_to([queue.ref.queue_id for queue in queues])
+        for queue in queues:
+            queue.tiered_to = tiered.get(queue.ref.queue_id, 0)
             if queue.tiered_to > queue.next_offset:
                 raise DirectoryRefused(
-                    f"the tier holds messages of queue {queue_id} up to {queue.tiered_to}, the log ends at "
+                    f"the tier holds messages of queue {queue.ref.queue_id} up to {queue.tiered_to}, the log ends at "
                     f"{queue.next_offset}: this is an older copy of the data directory; restore the newest one"
                 )
-            queue.local_offset = self.directory.local_offset(queue_id, queue.tiered_to)
-            queue.unsealed_bytes = self.directory.bytes_of(queue_id, queue.tiered_to)
+        local, unsealed = self.directory.survey(
+            np.array([queue.ref.queue_id for queue in queues], np.int64),
+            np.array([queue.tiered_to for queue in queues], np.int64),
+        )
+        for queue, local_offset, unsealed_bytes in zip(queues, local.tolist(), unsealed.tolist(), strict=True):
+            queue.local_offset, queue.unsealed_bytes = local_offset, unsealed_bytes
 
     # -- called by the parts -------------------------------------------------------------------------------
 

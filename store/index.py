@@ -124,7 +124,7 @@ class _Column:
     __slots__ = ("_array", "size")
 
     def __init__(self, dtype: npt.DTypeLike) -> None:
-        self._array: npt.NDArray[np.generic] = np.empty(1024, dtype)
+        self._array: Array = np.empty(1024, dtype)
         self.size = 0
 
     def extend(self, values: Array) -> None:
@@ -145,7 +145,7 @@ class _Column:
             self._array = grown
 
     @property
-    def values(self) -> npt.NDArray[np.generic]:
+    def values(self) -> Array:
         return self._array[: self.size]
 
 
@@ -246,6 +246,11 @@ class OpenIndex:
         out["tag_hash"] = self._tags.values[row : row + take]
         out["key_hash"] = self._keys.values[row : row + take]
         return out
+
+    def column(self, name: str) -> npt.NDArray[np.int64]:
+        """One of `queue`, `first`, `count`, `bytes`: a value for each frame."""
+        values: npt.NDArray[np.int64] = self._frames[name].values
+        return values
 
     def runs_of(self, queue_id: int) -> list[tuple[int, int]]:
         """[first, end) of every run of consecutive offsets of a queue."""

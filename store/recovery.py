@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import google_crc32c
+import numpy as np
 
 from millpond.core.frame import (
     ALIGNMENT,
@@ -31,6 +32,7 @@ from millpond.core.limits import BATCH_BYTES, MIB, PENDING_APPEND_BYTES, UNFLUSH
 from millpond.store.commitlog import CommitLog, Segment
 
 _CHUNK = 4 * MIB
+_MAGIC_WORD = np.uint32(int.from_bytes(MAGIC, "little"))
 _UNCONFIRMED_BYTES = UNFLUSHED_BYTES + PENDING_APPEND_BYTES  # how far frames can stand above the confirmed position
 
 
@@ -81,17 +83,13 @@ class _Window:
 
     def find_magic(self, position: int) -> int | None:
         """The next aligned position in this segment that starts like a header."""
-        while position < self._segment.end:
+        while self._segment.end - position >= HEADER_BYTES:
             data = self.read(position, min(_CHUNK, self._segment.end - position))
-            if not data:
-                return None
-            at = data.find(MAGIC)
-            while at >= 0 and (position + at) % ALIGNMENT:
-                at = data.find(MAGIC, at + 1)
-            if at >= 0:
-                return position + at
-            position += max(len(data) - len(MAGIC) + 1, 1)
-            position += -position % ALIGNMENT
+            starts = np.frombuffer(data, np.uint32, len(data) // 8 * 2)[::2]  # headers stand at multiples of 8
+            hits = np.flatnonzero(starts == _MAGIC_WORD)
+            if len(hits):
+                return position + ALIGNMENT * int(hits[0])
+            position += max(ALIGNMENT, len(data) // ALIGNMENT * ALIGNMENT)
         return None
 
 

@@ -75,11 +75,11 @@ class EngineSealSource:
         return max(queue.tiered_to, queue.start_offset)
 
     def _stamp(self, queue: QueueState) -> int:
-        """Store timestamp of the first message not in the tier; remembered until it is sealed."""
+        """About the store timestamp of the first message not in the tier; remembered until it is sealed."""
         if queue.unsealed_ts < 0:
             spots = self._tail.directory.spots(queue.ref.queue_id, self._first_unsealed(queue), 1)
-            header = self._tail.log.read_header(spots[0].position) if spots else None
-            queue.unsealed_ts = header.store_ts if header is not None else queue.last_ts
+            stamp = self._tail.directory.stamp_before(spots[0].position) if spots else None
+            queue.unsealed_ts = stamp if stamp is not None else queue.last_ts
         return queue.unsealed_ts
 
     async def frames(self, queue_id: int, offset: int, max_bytes: int) -> list[StoredFrame]:
