@@ -152,9 +152,7 @@ def _schema(data: bytes, frame: _Frame) -> pa.Schema:
         raise _Broken("its schema is big-endian or has a body")
     try:
         schema = pa.ipc.read_schema(pa.py_buffer(data)[frame.start : frame.end])
-        assert len(schema.names) == len(
-            [str(type_) for type_ in schema.types]
-        )  # reading a name that is not UTF-8 raises
+        _ = schema.names, [str(type_) for type_ in schema.types]  # raises when a name in it is not UTF-8
         return schema
     except (pa.ArrowException, ValueError, OSError, NotImplementedError, UnicodeDecodeError) as error:
         raise _Broken(str(error)) from error

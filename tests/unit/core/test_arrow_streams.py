@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import struct
 import subprocess
 import sys
@@ -134,8 +133,7 @@ def test_utf8_is_validated() -> None:
 def test_fuzz_in_a_process_of_its_own() -> None:
     """Thousands of mutated, cut, spliced and random streams: no crash, nothing but MillpondErrors, memory bounded."""
     script = __file__.replace("test_arrow_streams.py", "fuzz_arrow.py")
-    seed = random.Random(3).randrange(1 << 30)
-    done = subprocess.run(
-        [sys.executable, script, str(seed), "4"], capture_output=True, text=True, timeout=100, check=False
+    done = subprocess.run(  # noqa: S603 (our own script)
+        [sys.executable, script, "20261121", "4"], capture_output=True, text=True, timeout=100, check=False
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]

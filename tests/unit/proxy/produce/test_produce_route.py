@@ -201,6 +201,8 @@ async def test_idempotency_key_gives_every_message_its_id(client: Client, store:
 
 GOOD = {"messages": [{"body": "a"}, {"body": "b"}]}
 PART = {"id": "s", "queue": 0, "previous": 3, "first": 4, "last": 9}
+MSGPACK = {"Content-Type": "application/msgpack"}
+AS_ARROW = {"Content-Type": ARROW}
 REFUSED: list[tuple[int, str, Any, dict[str, str]]] = [
     (400, "malformed_body", b"{", {}),
     (400, "malformed_body", b"\xff\xfe", {}),
@@ -246,13 +248,16 @@ REFUSED: list[tuple[int, str, Any, dict[str, str]]] = [
     (400, "invalid_request", b"a", {"Content-Type": "text/plain", "Millpond-Tag": "a b"}),
     (413, "message_too_large", b"a" * 1_001, {"Content-Type": "text/plain"}),
     (415, "unsupported_media_type", b"{}", {"Content-Type": "application/cloudevents+json"}),
-    (400, "malformed_body", b"\xc1", {"Content-Type": "application/msgpack"}),
-    (400, "unknown_field", msgspec.msgpack.encode({"messages": [{"body": b"", "body_base64": ""}]}), {"Content-Type": "application/msgpack"}),
-    (413, "batch_too_large", b"\x81\xa8messages\xdd\x00\x00\x27\x11" + b"\x81\xa4body\xc4\x00" * 10_001, {"Content-Type": "application/msgpack"}),
+    (400, "malformed_body", b"\xc1", MSGPACK),
+    (400, "unknown_field",
+     msgspec.msgpack.encode({"messages": [{"body": b"", "body_base64": ""}]}), MSGPACK),
+    (413, "batch_too_large",
+     b"\x81\xa8messages\xdd\x00\x00\x27\x11" + b"\x81\xa4body\xc4\x00" * 10_001, MSGPACK),
     (400, "malformed_body", b"not arrow", {"Content-Type": ARROW}),
     (400, "invalid_request", stream({"body": pa.array(["a"]), "key": pa.array([1])}), {"Content-Type": ARROW}),
-    (404, "queue_not_found", stream({"body": pa.array(["a"])}), {"Content-Type": ARROW, "Millpond-Queue": "9"}),
-    (400, "invalid_request", stream({"body": pa.array(["a"]), "queue": pa.array([0], pa.int32())}), {"Content-Type": ARROW, "Millpond-Queue": "0"}),
+    (404, "queue_not_found", stream({"body": pa.array(["a"])}), {**AS_ARROW, "Millpond-Queue": "9"}),
+    (400, "invalid_request", stream({"body": pa.array(["a"]), "queue": pa.array([0], pa.int32())}),
+     {**AS_ARROW, "Millpond-Queue": "0"}),
     (406, "not_acceptable", GOOD, {"Accept": "text/html"}),
 ]  # fmt: skip
 
