@@ -27,9 +27,14 @@ DAY_MS = 86_400_000
 
 
 class Piece(msgspec.Struct):
-    """What a run takes of one queue: consecutive rows from its `tiered_to` on."""
+    """What a run takes of one queue: consecutive rows that end at `end`.
+
+    Its range in the manifest begins at `first`, where the queue was tiered to. The rows begin there too, unless
+    messages expired before they were sealed: what is missing is below the queue's start offset.
+    """
 
     queue: QueueRef
+    first: int
     tables: list[pa.Table]
     end: int
 
@@ -48,10 +53,12 @@ class Run(msgspec.Struct):
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """What may be sealed: queues in the order of their turns, and [start, end) of each by queue id."""
+    """What may be sealed: queues in the order of their turns; by queue id how far each is tiered, its first offset
+    that has not expired, and its confirmed end."""
 
     queues: list[QueueRef]
-    starts: dict[int, int]
+    tiered: dict[int, int]
+    kept: dict[int, int]
     ends: dict[int, int]
 
 
@@ -71,13 +78,12 @@ async def encode_run(run: Run, topic_id: int, epoch: int, thread: SealThread) ->
     pieces = sorted(run.pieces, key=lambda piece: piece.queue.queue)
     queues = [(piece.queue.queue, pa.concat_tables(piece.tables)) for piece in pieces]
     encoded = await thread.run(lambda: encode(queues, topic_id, epoch))
-    ids = {piece.queue.queue: piece.queue.queue_id for piece in pieces}
     return encoded, [
         ObjectRange(
-            ids[r.queue], r.queue, r.first, r.end, r.end - r.first,
-            r.min_store_ts, r.max_store_ts, r.min_born_ts, r.max_born_ts,
+            piece.queue.queue_id, each.queue, piece.first, each.end, each.end - each.first,
+            each.min_store_ts, each.max_store_ts, each.min_born_ts, each.max_born_ts,
         )
-        for r in encoded.ranges
+        for piece, each in zip(pieces, encoded.ranges, strict=True)
     ]  # fmt: skip
 
 
@@ -89,8 +95,9 @@ async def _gather(
     for queue in wanted.queues:
         if run.bytes >= most_bytes or len(run.pieces) == SEAL_QUEUES:
             break
-        at, end = wanted.starts[queue.queue_id], wanted.ends[queue.queue_id]
-        piece = Piece(queue, [], at)
+        tiered, end = wanted.tiered[queue.queue_id], wanted.ends[queue.queue_id]
+        at = max(tiered, wanted.kept[queue.queue_id])
+        piece = Piece(queue, tiered, [], at)
         while piece.end < end and run.bytes < most_bytes:
             frames = await _read(source, queue, piece.end, min(SEAL_READ_BYTES, most_bytes - run.bytes))
             taken = _of_day(frames, day)

@@ -144,13 +144,14 @@ class Sealer:
         topic = await self._metadata.topic_by_id(topic_id)
         queues = sorted(self._source.queue_refs(topic_id), key=lambda each: each.queue)
         ends = {each.queue_id: self._source.confirmed_end(each.queue_id) for each in queues}
+        kept = {each.queue_id: self._source.start_offset(each.queue_id) for each in queues}
         tiered = await self._tiered(queues)
         objects = 0
         while True:
             unsealed_bytes, oldest_ts = self._source.unsealed(topic_id)
             if now_ms is not None and due(unsealed_bytes, oldest_ts, now_ms, self._config) is None:
                 break
-            wanted = Wanted(self._in_turn(topic_id, queues), tiered, ends)
+            wanted = Wanted(self._in_turn(topic_id, queues), tiered, kept, ends)
             run = await gather(self._source, wanted, oldest_ts, self._config.seal_bytes, self._thread)
             if run is None:
                 break

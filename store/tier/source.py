@@ -28,6 +28,10 @@ class SealSource(Protocol):
 
     def confirmed_end(self, queue_id: int) -> int: ...
 
+    def start_offset(self, queue_id: int) -> int:
+        """Messages below have expired: those that were never tiered may be gone, and never will be."""
+        ...
+
     def unsealed(self, topic_id: int) -> tuple[int, int]:
         """Estimates: raw bytes not tiered yet, and the oldest such message's store timestamp (ms)."""
         ...

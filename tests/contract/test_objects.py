@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import boto3
+import pyarrow as pa
 import pytest
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
@@ -23,8 +24,12 @@ from moto.server import ThreadedMotoServer
 from millpond.core.clock import SystemClock, SystemRandom
 from millpond.core.config import TierConfig
 from millpond.core.errors import BadRequest, Conflict, NotFound
+from millpond.core.limits import MIB
+from millpond.core.schema import TIER_SCHEMA, TIMESTAMP
+from millpond.core.tier.layout import encode
 from millpond.core.tier.objects import ObjectStore
 from millpond.core.tier.open import open_objects
+from millpond.core.tier.reader import ObjectRef, TierReader
 
 BUCKET = "pond"
 
@@ -230,6 +235,27 @@ async def test_check_leaves_nothing(objects: ObjectStore) -> None:
     """A store that works passes its check, which leaves no object behind."""
     await objects.check()
     assert await objects.list("") == []
+
+
+async def test_a_tier_object_is_read_from_it(objects: ObjectStore) -> None:
+    """A row group in the middle of an object is read from every store, with two requests."""
+    n = 20_000
+    columns = {
+        "queue": pa.array([3] * n, pa.int32()),
+        "offset": pa.array(range(100, 100 + n), pa.int64()),
+        "store_ts": pa.array(range(n), pa.int64()).cast(TIMESTAMP),
+        "body": pa.array([bytes(500)] * n, pa.binary()),
+    }
+    arrays = [columns[field.name] if field.name in columns else pa.nulls(n, field.type) for field in TIER_SCHEMA]
+    table = pa.Table.from_arrays(arrays, schema=TIER_SCHEMA)
+    encoded = encode([(3, table)], topic_id=1, epoch=1)
+    await objects.put_new("v1/x.parquet", encoded.data, encoded.sha256)
+    reader = TierReader(objects, 64 * MIB, 2, SystemClock())
+    ref = ObjectRef("v1/x.parquet", len(encoded.data), encoded.footer_bytes)
+    assert await reader.rows(ref, 3, 12_000, 12_050, 1_000, MIB) == table.slice(11_900, 50)
+    assert await reader.first_at(ref, 3, 11_950, "store") == 12_050
+    assert reader.counters.gets == 2
+    await reader.close()
 
 
 async def test_url_names_the_prefix(objects: ObjectStore) -> None:

@@ -63,6 +63,7 @@ class FakeSource:
         self.log: dict[int, list[StoredFrame]] = {q.queue_id: [] for q in topic.queues}
         self.told: dict[int, int] = {}
         self.reads = 0
+        self.starts: dict[int, int] = {}
 
     def ref(self, queue: int) -> QueueRef:
         info = self.topic.queues[queue]
@@ -87,6 +88,9 @@ class FakeSource:
     def confirmed_end(self, queue_id: int) -> int:
         frames = self.log[queue_id]
         return frames[-1].first_offset + frames[-1].count if frames else 0
+
+    def start_offset(self, queue_id: int) -> int:
+        return self.starts.get(queue_id, 0)
 
     def unsealed(self, topic_id: int) -> tuple[int, int]:
         left = [f for q, frames in self.log.items() for f in frames if f.first_offset >= self.told.get(q, 0)]

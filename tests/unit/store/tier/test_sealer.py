@@ -141,6 +141,38 @@ async def test_a_run_never_crosses_midnight(world: World) -> None:
     assert await stored_rows(world) == {0: [b"old", b"new"], 1: [b"newer"], 2: []}
 
 
+async def test_a_wrong_estimate_of_the_oldest_does_no_harm(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The date of an object is that of its rows, whatever the engine's estimate says."""
+    midnight = NOON + DAY_MS // 2
+    world.source.append(0, [b"old"], ts=midnight - 1)
+    world.source.append(0, [b"new"], ts=midnight)
+    monkeypatch.setattr(world.source, "unsealed", lambda topic_id: (10, midnight + 5))
+    await world.sealer.seal_topic(world.topic.topic_id)
+    assert [obj.path.split("date=")[1][:10] for obj in await world.manifest()] == ["2023-11-15", "2023-11-16"]
+
+
+async def test_messages_that_expired_before_they_were_sealed(world: World) -> None:
+    """Sealing goes on behind them: the manifest's ranges still follow each other, and count the rows there are."""
+    queue_id = world.queue_id(0)
+    for body in (b"a", b"b", b"c"):
+        world.source.append(0, [body] * 10)
+    world.source.append(1, [b"all gone"])
+    world.source.starts = {queue_id: 15, world.queue_id(1): 1}
+    del world.source.log[queue_id][0]  # its segment was recycled
+    assert await world.sealer.seal_topic(world.topic.topic_id) == {
+        queue_id: 30,
+        world.queue_id(1): 0,
+        world.queue_id(2): 0,
+    }
+    (obj,) = await world.manifest()
+    assert [(r.first, r.end, r.rows) for r in obj.ranges] == [(0, 30, 15)]
+    table = pq.read_table(world.folder / "tier" / obj.path, partitioning=None)
+    assert table["offset"].to_pylist() == list(range(15, 30))
+    world.source.append(0, [b"d"])
+    await world.sealer.seal_topic(world.topic.topic_id)
+    assert (await world.tiered())[0] == 31
+
+
 async def test_after_midnight_only_the_old_day_is_due(world: World) -> None:
     """A round after midnight seals the day that is over and leaves the new one to grow."""
     midnight = NOON + DAY_MS // 2
