@@ -9,6 +9,7 @@ the same check. An answer that says "duplicate" was derived from the fold, so it
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import NamedTuple
 
 import google_crc32c
@@ -38,10 +39,14 @@ class _Settled(NamedTuple):
 class Appends:
     """`StoreClient.append` of one store."""
 
-    def __init__(self, tail: Tail, writer: Writer, housekeeping: Housekeeping) -> None:
+    def __init__(
+        self, tail: Tail, writer: Writer, housekeeping: Housekeeping, appended: Callable[[int, int], None]
+    ) -> None:
+        """`appended(topic id, bytes)` is told of every append."""
         self._tail = tail
         self._writer = writer
         self._housekeeping = housekeeping
+        self._appended = appended
         self._accepted_bytes = 0
         self.messages = 0
         self.bytes = 0
@@ -118,6 +123,7 @@ class Appends:
         self._writer.wake()
         self.messages += append.count
         self.bytes += append.payload_size
+        self._appended(queue.ref.topic_id, append.payload_size)
         first = queue.next_offset - append.count
         return _Settled(AppendOutcome(first, queue.last_ts), placed.end, flush)
 

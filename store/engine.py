@@ -169,7 +169,7 @@ class Engine:
             self.retention.recyclable,
             (config.checkpoint_bytes, config.checkpoint_frames),
         )
-        self.appends = Appends(self.tail, self.writer, self.housekeeping)
+        self.appends = Appends(self.tail, self.writer, self.housekeeping, self.seal_source.note)
 
     def _spawn_loops(self) -> None:
         spawn = self._tasks.spawn

@@ -60,6 +60,10 @@ class EngineSealSource:
         queue = self._tail.fold.queues.get(queue_id)
         return queue.confirmed_end if queue is not None else 0
 
+    def start_offset(self, queue_id: int) -> int:
+        queue = self._tail.fold.queues.get(queue_id)
+        return queue.start_offset if queue is not None else 0
+
     def unsealed(self, topic_id: int) -> tuple[int, int]:
         size, oldest = 0, 0
         for queue in self._tail.fold.queues.of_topic(topic_id):
