@@ -200,15 +200,15 @@ class RangeReader:
         """Whole batches from the one that holds `offset` on, from whichever source has it."""
         hashes = None if tag is None else list(tag.hashes)
         request = ReadRequest(queue.queue_id, offset, max_messages, max_bytes, wait_ms, hashes)
-        for miss in range(MISSES):
+        for _ in range(MISSES):
             try:
                 result = await self.stores.of(queue).read(request)
             except BelowLocal:
-                step = await self._cold(topic, queue, offset, max_messages, max_bytes, fresh=miss > 0)
+                step = await self._cold(topic, queue, offset, max_messages, max_bytes)
             except Internal as error:
                 if error.code != "corrupt_range":
                     raise
-                step = await self._cold(topic, queue, offset, max_messages, max_bytes, fresh=True)
+                step = await self._cold(topic, queue, offset, max_messages, max_bytes)
                 if step is None:
                     raise
             else:
@@ -225,10 +225,10 @@ class RangeReader:
         )  # fmt: skip
 
     async def _cold(
-        self, topic: TopicInfo, queue: QueueInfo, offset: int, max_messages: int, max_bytes: int, *, fresh: bool
+        self, topic: TopicInfo, queue: QueueInfo, offset: int, max_messages: int, max_bytes: int
     ) -> _Step | None:
         """From the tier; None when the manifest has no object that holds `offset`."""
-        piece = await self._views.at(topic.topic_id, queue.queue_id, offset, fresh=fresh)
+        piece = await self._views.at(topic.topic_id, queue.queue_id, offset)
         if piece is None:
             return None
         try:

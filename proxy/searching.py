@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -68,11 +69,9 @@ async def by_key(reader: RangeReader, topic: TopicInfo, search: Search) -> Found
     ends = await ends_of(reader, topic.queues)
     horizon = max(source.horizon for source in hot)
     batches = [batch for source in hot for batch in source.batches]
-    enough = sum(batch.num_rows for batch in batches) > search.limit
-    if horizon == NOWHERE or not enough:
-        cold = await _cold(reader, topic, search, ends)
-        horizon = max(horizon, cold.horizon)
-        batches += cold.batches
+    cold = await _cold(reader, topic, search, ends, [_times(batch) for batch in batches])
+    horizon = max(horizon, cold.horizon)
+    batches += cold.batches
     return _page(batches, search, horizon, ends, topic)
 
 
@@ -90,23 +89,38 @@ async def _hot(reader: RangeReader, name: str, queues: Sequence[QueueInfo], sear
     return _Source(batches, horizon - 1 if horizon >= search.to_ts - 1 else horizon)
 
 
-async def _cold(reader: RangeReader, topic: TopicInfo, search: Search, ends: dict[int, QueueEnds]) -> _Source:
-    """Rows that are no longer local, objects with the newest messages first, until there are enough."""
+async def _cold(
+    reader: RangeReader,
+    topic: TopicInfo,
+    search: Search,
+    ends: dict[int, QueueEnds],
+    times: list[npt.NDArray[np.int64]],
+) -> _Source:
+    """Rows that are no longer local, objects with the newest messages first, until a page is full of newer ones.
+
+    `times`: of the rows found so far. Cold rows of one queue may be newer than hot ones of another. It never stops
+    above the last millisecond searched, so that the next page begins below this one.
+    """
     below = {queue_id: one.local_offset for queue_id, one in ends.items() if one.local_offset > one.start_offset}
     if not below:
         return _Source([], NOWHERE)
     view = await reader.metadata.tier_view(topic.topic_id, list(below))
-    wanted = [(obj, queues) for obj in view.objects if (queues := _queues_of(obj, search, below))]
-    wanted.sort(key=lambda pair: -_newest(pair[0]))
+    wanted = [(_newest(obj), obj, queues) for obj in view.objects if (queues := _queues_of(obj, search, below))]
+    wanted.sort(key=lambda one: -one[0])
     batches: list[pa.RecordBatch] = []
-    rows = 0
-    for number, (obj, queues) in enumerate(wanted):
-        if number >= FIND_OBJECTS or rows > search.limit:
-            return _Source(batches, _newest(obj))
+    for number, (newest, obj, queues) in enumerate(wanted):
+        newer = sum(int((some > newest).sum()) for some in times)
+        if newest < search.to_ts - 1 and (number >= FIND_OBJECTS or newer > search.limit):
+            return _Source(batches, newest)
         batch = one_batch(await reader.tier.find_key(reference(obj), queues, search.key))
         batches.append(batch)
-        rows += batch.num_rows
+        times.append(_times(batch))
     return _Source(batches, NOWHERE)
+
+
+def _times(rows: pa.RecordBatch | pa.Table) -> npt.NDArray[np.int64]:
+    ts: npt.NDArray[np.int64] = rows.column("store_ts").cast(pa.int64()).to_numpy()
+    return ts
 
 
 def _queues_of(obj: TierObject, search: Search, below: dict[int, int]) -> list[int]:
@@ -129,7 +143,7 @@ def _page(
 ) -> Found:
     """Sort, drop repeats and what is not asked for, cut at the limit and at the horizon."""
     table = pa.Table.from_batches(batches, TIER_SCHEMA) if batches else TIER_SCHEMA.empty_table()
-    ts = table.column("store_ts").cast(pa.int64()).to_numpy()
+    ts = _times(table)
     queue, offset = table.column("queue").to_numpy(), table.column("offset").to_numpy()
     order = np.lexsort((offset, queue, -ts))
     ts, queue, offset = ts[order], queue[order], offset[order]

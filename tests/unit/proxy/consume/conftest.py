@@ -120,7 +120,7 @@ class FakeStore:
         self.leased: list[sc.LeaseRequest] = []
         self.seeks: list[sc.SeekRequest] = []
         self.positions: dict[int, sc.QueueLag] = {}
-        self.find_most = 10**9
+        self.scan_entries = 10**9  # index entries one filtered read looks at
 
     def add(self, frame: sc.StoredFrame) -> None:
         assert frame.first_offset == self.end(frame.queue_id)
@@ -156,8 +156,10 @@ class FakeStore:
             finally:
                 self.cancelled.set()
         chosen: list[sc.StoredFrame] = []
+        most = request.max_messages if request.tag_hashes is None else self.scan_entries
+        end = min(ends.end_offset, at + most)  # like the real one: frames are whole, what is counted may end inside
         for frame in self.frames[request.queue_id]:
-            if frame.first_offset + frame.count <= at:
+            if frame.first_offset + frame.count <= at or frame.first_offset >= end:
                 continue
             rows = sum(one.count for one in chosen)
             size = sum(one.payload.size for one in chosen)
@@ -166,7 +168,7 @@ class FakeStore:
             hashes = np.frombuffer(frame.sidecar, np.uint32, frame.count)
             if request.tag_hashes is None or np.isin(hashes, request.tag_hashes).any():
                 chosen.append(frame)
-        return sc.ReadResult(chosen, ends.end_offset, ends)
+        return sc.ReadResult(chosen, end, ends)
 
     async def offsets_at(self, request: sc.TimeRequest) -> sc.TimeResult:
         offsets, local = [], []
@@ -187,7 +189,7 @@ class FakeStore:
             and request.key_hash in np.frombuffer(frame.sidecar, np.uint32, frame.count, 4 * frame.count)
         ]
         found.sort(key=lambda frame: -frame.store_ts)
-        return found[: min(request.max_frames, self.find_most)]
+        return found[: request.max_frames]
 
     async def receive(self, request: sc.ReceiveRequest) -> sc.ReceiveResult:
         self.receives.append(request)

@@ -174,6 +174,13 @@ async def test_a_filter_compares_texts_in_store_and_tier(world: Any, frame: Any)
     assert await read_all(world, tag=parse("nobody")) == []
 
 
+async def test_a_scan_that_ends_inside_of_a_frame_repeats_nothing(world: Any, frame: Any) -> None:
+    """The store gives whole frames but may have looked at a part of the last one only."""
+    fill(world, frame)
+    for world.store.scan_entries in (3, 15, 28):
+        assert await read_all(world, tag=parse("odd"), limit=50) == list(range(1, 200, 2))
+
+
 async def test_ends_are_errors_with_numbers(world: Any, frame: Any) -> None:
     """Below the start 410, beyond the end 416, at the end nothing."""
     fill(world, frame, frames=2)

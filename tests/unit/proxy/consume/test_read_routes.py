@@ -177,6 +177,23 @@ async def test_a_search_that_had_to_stop_goes_on(world: Any, frame: Any, monkeyp
     assert await find(world, limit=100) == list(range(90, -1, -10))
 
 
+@pytest.mark.parametrize("bound", [1, 1000])
+async def test_cold_messages_may_be_newer_than_hot_ones(
+    world: Any, frame: Any, monkeypatch: pytest.MonkeyPatch, bound: int
+) -> None:
+    """Queues are recycled at their own pace: the order over all of them is by time, on pages of every size."""
+    monkeypatch.setattr("millpond.proxy.searching.FIND_OBJECTS", bound)
+    monkeypatch.setattr("millpond.proxy.searching.FIND_FRAMES", max(2, bound))
+    for number in range(6):
+        world.store.add(frame(number, [b"x"], keys=[b"k"], store_ts=1000 + 2 * number))
+        world.store.add(frame(number, [b"x"], keys=[b"k"], queue_id=12, store_ts=1001 + 2 * number))
+        world.seal(f"o{number}", 1, first=number, queue=1)
+    world.store.local[12] = 6
+    newest_first = [5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0, 0]
+    for limit in (1, 2, 5, 12):
+        assert await find(world, limit=limit) == newest_first
+
+
 async def test_a_hash_is_not_a_key(world: Any, frame: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A frame that the index names for another key of the same hash shows nothing."""
     fill(world, frame)
