@@ -23,6 +23,7 @@ from millpond.client.errors import Closed, UnknownProblem
 from millpond.client.groups import Groups
 from millpond.client.received import MessageBatch, ReceivedMessage, decode_receive
 from millpond.client.settler import Settler
+from millpond.client.topics import Topics
 from millpond.core import limits
 from millpond.core.errors import BadRequest, MillpondError
 
@@ -66,6 +67,7 @@ class Consumer:
         self._connection = connection or Connection(url, api_key)
         self._prefetch, self._lease_ms, self._wait_ms = prefetch, lease_ms, wait_ms
         self._receive_bytes, self._retry_seconds = receive_bytes, retry_seconds
+        self._id_prefixes: dict[int, str] = {}
         self._settler = Settler(self._connection, topic, group)
         self._buffer: deque[MessageBatch] = deque()
         self._buffered = 0
@@ -94,6 +96,8 @@ class Consumer:
         if self._tasks:
             return
         await Groups(self._connection, self.topic).ensure(self.group, start=self._start_at, tag=self._tag)
+        states = await Topics(self._connection).queues(self.topic)
+        self._id_prefixes = {state.queue: state.id_prefix for state in states}
         loop = asyncio.get_running_loop()
         self._tasks = [
             loop.create_task(self._receive_loop(), name="millpond receive"),
@@ -192,7 +196,7 @@ class Consumer:
             timeout_seconds=self._wait_ms / 1000 + 10, retry_seconds=self._retry_seconds,
         )  # fmt: skip
         until = self._connection.clock.monotonic() + self._lease_ms / 1000
-        batches, reason = decode_receive(answer.body, self._settler, until)
+        batches, reason = decode_receive(answer.body, self._settler, until, self._id_prefixes)
         if reason == "in_flight_full":  # others of the group hold too much: it will not change at once
             await asyncio.sleep(self._connection.random.uniform(0.2, 0.5))
         self._open = [batch for batch in self._open if not batch.settled] + batches

@@ -21,6 +21,7 @@ import pyarrow as pa
 from millpond.client.connection import ARROW, JSON, Connection, path_of
 from millpond.client.errors import Closed, UnknownProblem
 from millpond.client.outbox import Piece, SentRange
+from millpond.client.topics import QueueState
 from millpond.core import limits
 from millpond.core.errors import Conflict, MillpondError
 
@@ -31,7 +32,6 @@ class _Range(msgspec.Struct):
     queue: int
     first_offset: int
     count: int
-    message_id: str = ""
 
 
 class _Ranges(msgspec.Struct):
@@ -54,9 +54,17 @@ class Lane:
     """`done` is told of every piece that was acknowledged or failed."""
 
     def __init__(
-        self, connection: Connection, topic: str, queue: int, settings: LaneSettings, done: Callable[[Piece], None]
+        self,
+        connection: Connection,
+        topic: str,
+        queue: QueueState,
+        session_id: str,
+        settings: LaneSettings,
+        done: Callable[[Piece], None],
     ) -> None:
-        self.queue = queue
+        self.queue = queue.queue
+        self.session_id = session_id
+        self._id_prefix = queue.id_prefix
         self.pending_bytes = 0
         self._connection = connection
         self._path = path_of("topics", topic, "messages")
@@ -65,7 +73,6 @@ class Lane:
         self._done = done
         self._pending: deque[Piece] = deque()
         self._task: asyncio.Task[None] | None = None
-        self.session_id = ""
         self._previous: int | None = None
         self._next = 0
 
@@ -151,8 +158,6 @@ class Lane:
         self._share(pieces, ranges)
 
     async def _post(self, data: memoryview, count: int) -> list[_Range]:
-        if not self.session_id:
-            self._new_session()
         part = {
             "id": self.session_id,
             "queue": self.queue,
@@ -187,7 +192,7 @@ class Lane:
             while row < count:
                 head = rest[0]
                 taken = min(head.count - used, count - row)
-                own.append(SentRange(head.queue, head.first_offset + used, taken, row, head.message_id))
+                own.append(SentRange(head.queue, head.first_offset + used, taken, row, self._id_prefix))
                 row, used = row + taken, used + taken
                 if used == head.count:
                     rest.popleft()

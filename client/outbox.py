@@ -36,13 +36,18 @@ class Sent(NamedTuple):
 
 
 class SentRange(msgspec.Struct, frozen=True):
-    """`count` messages acknowledged at `first_offset` and on; `row` is the first one's row in what was sent."""
+    """`count` messages acknowledged at `first_offset` and on; `row` is the first one's row in what was sent.
+    `id_prefix` and an offset make a message id."""
 
     queue: int
     first_offset: int
     count: int
     row: int
-    message_id: str
+    id_prefix: str
+
+    def sent(self, row: int) -> Sent:
+        offset = self.first_offset + row - self.row
+        return Sent(f"{self.id_prefix}{offset}", self.queue, offset)
 
 
 class Piece:
@@ -94,14 +99,7 @@ class Piece:
         if self.error is not None:
             raise self.error
         assert self.ranges is not None
-        found = self.ranges[bisect_right(self._row_bounds, row) - 1]
-        offset = found.first_offset + row - found.row
-        return Sent(message_id_at(found.message_id, offset), found.queue, offset)
-
-
-def message_id_at(first_id: str, offset: int) -> str:
-    """The id of the message at `offset`, given the id of another one of the same queue (`core.message_id`)."""
-    return f"{first_id.rpartition('-')[0]}-{offset}" if first_id else ""
+        return self.ranges[bisect_right(self._row_bounds, row) - 1].sent(row)
 
 
 class Intake:

@@ -9,6 +9,7 @@ an intake all go to one queue, the next in turn, so that batches are large. Retr
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Self
@@ -23,21 +24,16 @@ from millpond.client.errors import BufferFull, Closed
 from millpond.client.lane import Lane, LaneSettings
 from millpond.client.message import Message, as_bytes
 from millpond.client.outbox import ROW_BYTES, Delivery, Intake, Piece, Sent, SentRange
+from millpond.client.topics import QueueState, Topics
 from millpond.core import limits
 from millpond.core.errors import BadRequest, MillpondError, TooLarge
 from millpond.core.hashing import hash_binary
 from millpond.core.schema import columns_of, message_schema
 
+log = logging.getLogger("millpond.client")
 LARGEST_BYTES = limits.MESSAGE_BYTES + ROW_BYTES
+CLOSE_SECONDS = 2.0  # for closing sessions: politeness, not a duty
 ROUTE_SECONDS = 60  # how long the number of queues is believed
-
-
-class _Queue(msgspec.Struct):
-    queue: int
-
-
-class _Queues(msgspec.Struct):
-    queues: list[_Queue]
 
 
 class Producer:
@@ -82,7 +78,8 @@ class Producer:
         self._linger_seconds = linger_ms / 1000
         self._buffer_bytes = buffer_bytes
         self._lanes: dict[int, Lane] = {}
-        self._queues: list[int] = []
+        self._queues: list[QueueState] = []
+        self._session_id = self._connection.random.bytes(12).hex()
         self._routed_at = 0.0
         self._routing: asyncio.Task[None] | None = None
         self._turn = 0
@@ -185,8 +182,7 @@ class Producer:
             intake.bodies.append(as_bytes("body", one.body))
             intake.add_columns(row, one.key, one.tag, one.properties, one.born_ts)
         ranges = await self.send_batch(intake.to_batch(), queue) if messages else []
-        ids = [(r, offset) for r in ranges for offset in range(r.first_offset, r.first_offset + r.count)]
-        return [Sent(_id_at(r, offset), r.queue, offset) for r, offset in ids]
+        return [found.sent(found.row + i) for found in ranges for i in range(found.count)]
 
     async def send_batch(self, messages: pa.RecordBatch | pa.Table, queue: int | None = None) -> list[SentRange]:
         """Send an Arrow batch or table: `body`, and any of `key`, `tag`, `properties`, `born_ts`; and wait for all.
@@ -242,8 +238,20 @@ class Producer:
                 self._routing.cancel()
                 await asyncio.wait([self._routing])
             await asyncio.gather(*(lane.close() for lane in self._lanes.values()))
+            await self._close_sessions()
             if self._own_connection:
                 await self._connection.close()
+
+    async def _close_sessions(self) -> None:
+        """Tell the service that they are over, so that it need not keep them for a week; it is fine if it cannot."""
+        try:
+            async with asyncio.timeout(CLOSE_SECONDS):
+                for session_id in {lane.session_id for lane in self._lanes.values()}:
+                    await self._connection.call(
+                        "DELETE", path_of("topics", self.topic, "producers", session_id), repeatable=False
+                    )
+        except (MillpondError, TimeoutError) as error:
+            log.debug("producer sessions of %s stay open: %s", self.topic, error)
 
     async def _piece_done(self) -> None:
         waiter = asyncio.get_running_loop().create_future()
@@ -314,12 +322,16 @@ class Producer:
         return self._lanes[queue].pending_bytes if queue in self._lanes else 0
 
     def _put(self, queue: int, batch: pa.RecordBatch) -> Piece:
+        lane = self._lanes.get(queue)
+        if lane is None:
+            if not 0 <= queue < len(self._queues):
+                raise BadRequest.field("queue", f"0 to {len(self._queues) - 1}", queue)
+            state, settings = self._queues[queue], self._settings
+            lane = Lane(self._connection, self.topic, state, self._session_id, settings, self._piece_ended)
+            self._lanes[queue] = lane
         piece = Piece(batch, batch.nbytes)
         self._drained_bytes += piece.bytes
         self._pieces.add(piece)
-        lane = self._lanes.get(queue)
-        if lane is None:
-            lane = self._lanes[queue] = Lane(self._connection, self.topic, queue, self._settings, self._piece_ended)
         lane.put(piece)
         return piece
 
@@ -339,8 +351,7 @@ class Producer:
     # -- route ------------------------------------------------------------------------------------------------
 
     async def _route(self) -> None:
-        answer = await self._connection.get(path_of("topics", self.topic, "queues"), shape=_Queues)
-        self._queues = sorted(queue.queue for queue in answer.queues)
+        self._queues = sorted(await Topics(self._connection).queues(self.topic), key=lambda state: state.queue)
         self._routed_at = self._connection.clock.monotonic()
 
     def _rerouted(self, task: asyncio.Task[None]) -> None:
@@ -383,10 +394,6 @@ def _ranges(piece: Piece) -> list[SentRange]:
         raise piece.error
     assert piece.ranges is not None
     return piece.ranges
-
-
-def _id_at(found: SentRange, offset: int) -> str:
-    return found.message_id and f"{found.message_id.rpartition('-')[0]}-{offset}"
 
 
 async def _all(deliveries: list[Delivery]) -> list[Sent]:

@@ -22,7 +22,6 @@ class _Receipt(msgspec.Struct):
     receipt: str
     queue: int
     rows: str
-    id_prefix: str = ""
 
 
 class _Beside(msgspec.Struct):
@@ -70,6 +69,10 @@ class ReceivedMessage:
         return f"ReceivedMessage(queue={self.queue}, offset={self.offset}, key={self.key!r}, {len(self.body)} bytes)"
 
     @property
+    def message_id(self) -> str:
+        return f"{self._batch.id_prefix}{self.offset}"
+
+    @property
     def text(self) -> str:
         """The body as UTF-8."""
         return self.body.decode()
@@ -102,14 +105,21 @@ class ReceivedMessage:
 
 class MessageBatch:
     """Rows of one lease. `batch`: columns of TIER_SCHEMA and `delivery_attempt`; `relative[i]`: row i's number in
-    the receipt; `until`: when the lease ends, in the client's monotonic seconds."""
+    the receipt; `until`: when the lease ends, in the client's monotonic seconds; `id_prefix`: of its message ids."""
 
     def __init__(
-        self, batch: pa.RecordBatch, receipt: str, relative: Sequence[int], settler: Settler, until: float
+        self,
+        batch: pa.RecordBatch,
+        receipt: str,
+        relative: Sequence[int],
+        settler: Settler,
+        until: float,
+        id_prefix: str,
     ) -> None:
         self.batch = batch
         self.receipt = receipt
         self.relative = relative
+        self.id_prefix = id_prefix
         self.settler = settler
         self.first_until = self.until = until
         self.is_open = bytearray(b"\x01" * batch.num_rows)
@@ -136,9 +146,9 @@ class MessageBatch:
         """Done with all rows that are still open, in one item; waits for the answer."""
         return await self.settler.ack_receipt(self.receipt, self._close())
 
-    async def nack(self, delay_ms: int = 0) -> None:
+    async def nack(self, delay_ms: int = 0) -> str:
         """Hand the rows that are still open out again, after `delay_ms`."""
-        await self.settler.nack_rows(self.receipt, self._close(), delay_ms)
+        return await self.settler.nack_rows(self.receipt, self._close(), delay_ms)
 
     async def extend(self, lease_ms: int) -> None:
         """The lease of the rows that are still open ends `lease_ms` from now."""
@@ -181,7 +191,9 @@ def properties_of(column: pa.MapArray) -> list[dict[str, str]]:
     return [dict(pairs) if pairs else {} for pairs in column.to_pylist()]
 
 
-def decode_receive(body: bytes, settler: Settler, until: float) -> tuple[list[MessageBatch], str | None]:
+def decode_receive(
+    body: bytes, settler: Settler, until: float, id_prefixes: Mapping[int, str]
+) -> tuple[list[MessageBatch], str | None]:
     """A receive's Arrow answer as batches, one for each receipt, and why it is empty if it says so."""
     try:
         reader = pa.ipc.open_stream(body)
@@ -197,7 +209,8 @@ def decode_receive(body: bytes, settler: Settler, until: float) -> tuple[list[Me
         at += len(relative)
         if sum(batch.num_rows for batch in rows) != len(relative):
             raise UnknownProblem("an answer whose receipts name more messages than it holds")
-        batches += [MessageBatch(batch, receipt.receipt, relative, settler, until) for batch in rows]
+        prefix = id_prefixes.get(receipt.queue, "")
+        batches += [MessageBatch(batch, receipt.receipt, relative, settler, until, prefix) for batch in rows]
     return batches, beside.reason
 
 

@@ -96,8 +96,7 @@ class Topics:
         """All topics by name, page by page."""
         token = ""
         while True:
-            params = {"page_size": limits.PAGE_SIZE_MOST, "page_token": token or None}
-            page: _Page = await self._connection.get(path_of("topics"), params, _Page)
+            page: _Page = await self._connection.get(path_of("topics"), {"page_token": token or None}, _Page)
             for topic in page.topics:
                 yield topic
             token = page.next_page_token

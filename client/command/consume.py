@@ -142,7 +142,8 @@ def find(
 def message_out(topic: str, message: Any) -> dict[str, Any]:
     """A received message as the API's JSON has it."""
     out: dict[str, Any] = {
-        "topic": topic, "queue": message.queue, "offset": message.offset, "store_ts": message.store_ts,
+        "message_id": message.message_id, "topic": topic,
+        "queue": message.queue, "offset": message.offset, "store_ts": message.store_ts,
         "born_ts": message.born_ts, "key": _text(message.key), "tag": message.tag, "properties": message.properties,
         "delivery_attempt": message.delivery_attempt,
     }  # fmt: skip

@@ -13,7 +13,9 @@ from rich.table import Table
 
 from millpond.client.command.exits import Failure
 
-OUT = Console(highlight=False)
+WIDE = 500  # columns, where stdout is no terminal: a file or a pipe has no width to fit
+
+OUT = Console(highlight=False, width=None if sys.stdout.isatty() else WIDE)
 ERR = Console(stderr=True, highlight=False)
 
 

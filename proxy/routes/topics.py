@@ -17,6 +17,7 @@ from millpond.core.http.call import JSON, Input, answer, empty
 from millpond.core.http.routing import Route
 from millpond.core.names import check_name
 from millpond.metadata.client import TopicInfo, TopicSettings
+from millpond.proxy import message_id
 from millpond.proxy.parts import Parts, ProxyCall
 from millpond.proxy.times import ends_of
 from millpond.store.client import StoreClient
@@ -80,12 +81,13 @@ class TopicPage(msgspec.Struct, frozen=True):
 
 class QueueState(msgspec.Struct, frozen=True):
     """Offsets: `start_offset` is the first message kept, [start_offset, tiered_to) is in the tier, `end_offset` is
-    the confirmed end (the next message's offset, or a little less)."""
+    the confirmed end (the next message's offset, or a little less). `id_prefix` and an offset are a message id."""
 
     queue: int
     start_offset: int
     tiered_to: int
     end_offset: int
+    id_prefix: str = ""
 
 
 class QueueStates(msgspec.Struct, frozen=True):
@@ -180,7 +182,7 @@ async def queue_states(parts: Parts, topic: TopicInfo, tiered_to: dict[int, int]
     """`tiered_to` by queue id, asked before: so it never passes the end."""
     ends = await ends_of(parts.reader, topic.queues)
     return [
-        QueueState(queue.queue, end.start_offset, tiered_to.get(queue.queue_id, 0), end.end_offset)
+        QueueState(queue.queue, end.start_offset, tiered_to.get(queue.queue_id, 0), end.end_offset, message_id.prefix(queue, end.end_offset))
         for queue in topic.queues
         for end in [ends[queue.queue_id]]
     ]

@@ -55,9 +55,12 @@ class FakeService:
                 return fault
         if request.path.endswith("/queues"):
             listed = [
-                {"queue": q, "queue_id": q + 10, "start_offset": 0, "tiered_to": 0, "end_offset": len(self.rows[q])}
+                {
+                    "queue": q, "start_offset": 0, "tiered_to": 0, "end_offset": len(self.rows[q]),
+                    "id_prefix": f"a-{q + 10}-",
+                }
                 for q in range(self.queues)
-            ]
+            ]  # fmt: skip
             return web.json_response({"queues": listed})
         if request.path.endswith("/messages") and request.method == "POST":
             return await self._produce(request)

@@ -130,7 +130,7 @@ async def test_unknown_topic_and_other_filter(service: FakeService, connection: 
 async def test_receive_failure_reaches_the_loop(service: FakeService, connection: Connection) -> None:
     """When receiving stops for good, whoever waits for a message is told why."""
     service.groups["g"] = {}
-    service.faults += [lambda _: None, lambda _: problem(404, "topic_not_found", "deleted")]
+    service.faults += [lambda _: None, lambda _: None, lambda _: problem(404, "topic_not_found", "deleted")]
     async with Consumer("t", "g", connection=connection) as consumer:
         with pytest.raises(NotFound, match="deleted"):
             await anext(consumer)
@@ -139,7 +139,7 @@ async def test_receive_failure_reaches_the_loop(service: FakeService, connection
 async def test_receive_is_repeated_with_its_attempt_id(service: FakeService, connection: Connection) -> None:
     """A receive whose answer failed is repeated as the same attempt, so that its leases are not stranded."""
     service.groups["g"] = {}
-    service.faults += [lambda _: None, lambda _: problem(503, "store_unavailable", "away")]
+    service.faults += [lambda _: None, lambda _: None, lambda _: problem(503, "store_unavailable", "away")]
     service.receives.append(one_receipt("T", 0, 1))
     async with Consumer("t", "g", connection=connection) as consumer:
         await anext(consumer)

@@ -29,6 +29,7 @@ async def test_send_answers_place(service: FakeService, connection: Connection) 
     async with Producer("t", connection=connection, linger_ms=0) as producer:
         sent = await producer.send("hällo", key="k", tag="red", properties={"a": "b"}, born_ts=1234)
     row = service.rows[sent.queue][sent.offset]
+    assert sent.message_id == f"a-{sent.queue + 10}-{sent.offset}"
     assert row["body"] == "hällo".encode()
     assert (row["key"], row["tag"], row["properties"]) == (b"k", "red", [("a", "b")])
     assert row["born_ts"].timestamp() == 1.234
