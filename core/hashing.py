@@ -122,16 +122,24 @@ def _murmur3(offsets: npt.NDArray[np.int64], data: npt.NDArray[np.uint8]) -> Has
 
 
 def _mix(hashes: Hashes, words: Hashes) -> Hashes:
-    hashes = hashes ^ _scramble(words)
-    hashes = hashes << np.uint32(13) | hashes >> np.uint32(19)
-    mixed: Hashes = hashes * np.uint32(_M5) + np.uint32(_N)
-    return mixed
+    """One block of every row, in place (a temporary for each step would cost as much as the step)."""
+    hashes ^= _scramble(words)
+    high = hashes >> np.uint32(19)
+    hashes <<= np.uint32(13)
+    hashes |= high
+    hashes *= np.uint32(_M5)
+    hashes += np.uint32(_N)
+    return hashes
 
 
 def _scramble(words: Hashes) -> Hashes:
-    words = words * np.uint32(_C1)
-    scrambled: Hashes = (words << np.uint32(15) | words >> np.uint32(17)) * np.uint32(_C2)
-    return scrambled
+    """In place; `words` is the caller's own copy."""
+    words *= np.uint32(_C1)
+    high = words >> np.uint32(17)
+    words <<= np.uint32(15)
+    words |= high
+    words *= np.uint32(_C2)
+    return words
 
 
 def _finish(hashes: Hashes, words: Hashes, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> Hashes:
