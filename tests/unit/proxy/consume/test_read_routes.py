@@ -138,7 +138,7 @@ async def find(world: Any, **query: Any) -> list[int]:
     """Offsets of all pages."""
     found: list[int] = []
     token: str | None = None
-    while True:
+    for _ in range(100):
         more = {} if token is None else {"page_token": token}
         status, body = await world.call("GET", "/messages", params={"key": "k", **query, **more})
         assert status == 200, body
@@ -146,6 +146,7 @@ async def find(world: Any, **query: Any) -> list[int]:
         token = body["next_page_token"]
         if token is None:
             return found
+    raise AssertionError("the pages do not end")
 
 
 @pytest.mark.parametrize("local", [0, 40, 100])
@@ -192,6 +193,19 @@ async def test_cold_messages_may_be_newer_than_hot_ones(
     newest_first = [5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0, 0]
     for limit in (1, 2, 5, 12):
         assert await find(world, limit=limit) == newest_first
+
+
+async def test_objects_that_reach_beyond_the_time_searched(
+    world: Any, frame: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More objects around the end of the time than one search opens: the pages still come to an end."""
+    monkeypatch.setattr("millpond.proxy.searching.FIND_OBJECTS", 1)
+    for queue, queue_id in enumerate((11, 12)):
+        for number in range(4):
+            world.store.add(frame(number, [b"x"], keys=[b"k"], queue_id=queue_id, store_ts=1000 + number))
+        world.seal(f"o{queue}", 4, queue=queue)
+        world.store.local[queue_id] = 4
+    assert await find(world, to=1002) == [1, 1, 0, 0]
 
 
 async def test_a_hash_is_not_a_key(world: Any, frame: Any, monkeypatch: pytest.MonkeyPatch) -> None:
