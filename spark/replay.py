@@ -23,7 +23,7 @@ from millpond.spark.http import HttpClient, path_of
 from millpond.spark.plan import ClockName, Stretch, fetch_plan, stretches
 from millpond.spark.publish import Sessions
 from millpond.spark.replay_step import Route, Step, StepResult, run_encoded, session_id
-from millpond.spark.session import require_pyspark, session
+from millpond.spark.session import is_running, require_pyspark, session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -122,7 +122,7 @@ def run(
     with HttpClient(url, key, clock=clock) as client:
         replay = _Replay(client, replay_id or spec.default_id(), spec)
         if replay.state != "done":
-            own = spark is None
+            own = spark is None and not is_running()
             spark = spark or session("millpond replay", master=master)
             try:
                 replay.run(spark, progress)

@@ -18,7 +18,8 @@ import shutil
 import sys
 import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -45,6 +46,7 @@ appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
 logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
 logger.gateway.level = error
 """
+PANDAS_WARNING = "PySpark does not yet fully support pandas"  # nothing here hands it any
 BASE_CONFIG = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
@@ -74,21 +76,20 @@ def session(
     ui: bool = False,
     config: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """A new SparkSession, or the active one when there is one (its JVM keeps the settings it has).
+    """A new SparkSession, or the one there is (whose JVM keeps the settings it has).
 
     `tier`: where the tier is (`s3://bucket/prefix` turns S3A on; keys default to the usual AWS chain).
     `packages`: let Spark fetch the S3A jars from Maven; else they must already be on its class path.
     `config`: further Spark settings, which win. Raises SparkMissing, JavaNotFound.
     """
     require_pyspark()
-    with warnings.catch_warnings():  # nothing here hands pandas to Spark, whichever version is installed
-        warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", PANDAS_WARNING, FutureWarning)
         importlib.import_module("pyspark.sql.classic.dataframe")
         from pyspark.sql import SparkSession
 
-    active = SparkSession.getActiveSession()
-    if active is not None:
-        return active
+    if is_running():
+        return SparkSession.builder.getOrCreate()
     settings = dict(BASE_CONFIG)
     settings["spark.ui.enabled"] = "true" if ui else "false"
     if master.startswith("local"):
@@ -97,12 +98,23 @@ def session(
         settings |= s3a_config(
             urlsplit(tier).netloc, s3_endpoint, s3_region, s3_access_key, s3_secret_key, packages=packages
         )
-    settings |= _environment(_own_directory())
+    directory = _own_directory()
+    settings |= _file_settings(directory)
     settings |= config or {}
     builder = SparkSession.builder.master(master).appName(name)
     for setting, value in settings.items():
         builder = builder.config(setting, value)
-    return builder.getOrCreate()
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    with _environment(_jvm_environment(directory)):
+        return builder.getOrCreate()
+
+
+def is_running() -> bool:
+    """Whether this process has a Spark already, whoever made it."""
+    from pyspark import SparkContext
+
+    return SparkContext._active_spark_context is not None
 
 
 def s3a_config(
@@ -159,18 +171,39 @@ def hadoop_version() -> str:
     return jars[-1].stem.removeprefix("hadoop-client-api-")
 
 
-def _environment(directory: Path) -> dict[str, str]:
-    """Set what Spark reads from the environment when its JVM starts; returns the settings that point to files."""
-    os.environ["JAVA_HOME"] = str(java_home(directory))
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+def _file_settings(directory: Path) -> dict[str, str]:
+    """Write the files that settings point to."""
     log4j = directory / "log4j2.properties"
     log4j.write_text(_LOG4J)
     return {
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={log4j.as_uri()}",
         "spark.sql.warehouse.dir": (directory / "warehouse").as_uri(),
     }
+
+
+def _jvm_environment(directory: Path) -> dict[str, str]:
+    """What the JVM must find in its environment when it starts, and hands on to its Python workers."""
+    warned = f"ignore:{PANDAS_WARNING}:FutureWarning"
+    return {
+        "JAVA_HOME": str(java_home(directory)),
+        "SPARK_LOCAL_IP": os.environ.get("SPARK_LOCAL_IP", "127.0.0.1"),
+        "PYTHONWARNINGS": ",".join(filter(None, (os.environ.get("PYTHONWARNINGS"), warned))),
+    }
+
+
+@contextmanager
+def _environment(changes: Mapping[str, str]) -> Iterator[None]:
+    """`changes` in the environment of this process, for as long as it takes to start the JVM."""
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _own_directory() -> Path:

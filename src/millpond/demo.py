@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -47,11 +47,12 @@ GROUP, TAGS = "new-york", ("B6", "UA")  # JetBlue and United
 EASTERN = timezone(timedelta(hours=-5))  # what New York's clocks show in February
 BLIZZARD = (datetime(2013, 2, 8, tzinfo=EASTERN), datetime(2013, 2, 10, tzinfo=EASTERN))
 DEFAULT_PORT = 8080
-START_SECONDS, STOP_SECONDS, CONSUME_SECONDS = 60.0, 40.0, 60.0
+STOP_SECONDS, CONSUME_SECONDS = 40.0, 60.0
+LOG_COLUMNS = 150  # the table in a file or a pipe
 
 
 class Row(NamedTuple):
-    """One line of the table: `got` messages in `seconds`, against what the source says."""
+    """One line of the table: `got` messages against what the source says; `seconds` were for `moved` of them."""
 
     step: str
     got: int
@@ -60,6 +61,7 @@ class Row(NamedTuple):
     bytes: int = 0
     note: str = ""
     exact: bool = True  # false: the count is right and the content is not
+    moved: int | None = None  # None: all of them
 
     @property
     def good(self) -> bool:
@@ -108,14 +110,15 @@ class Story:
 
     async def _seal(self, connection: Connection) -> None:
         topics = Topics(connection)
+        before = _tiered(await topics.history(TOPIC))
         began = self._clock.monotonic()
         await topics.flush(TOPIC)
         seconds = self._clock.monotonic() - began
         plan = await topics.history(TOPIC)
-        rows = sum(part["rows"] for obj in plan["objects"] for part in obj["ranges"])
+        rows = _tiered(plan)
         size = sum(obj["bytes"] for obj in plan["objects"])
-        note = f"{len(plan['objects'])} Parquet objects, {size / 1e6:.1f} MB"
-        self._add(Row("sealed to the tier", rows, self._source.num_rows, seconds, self._messages.nbytes, note))
+        note = f"{len(plan['objects'])} Parquet objects, {size / 1e6:.1f} MB; {before:,} were sealed meanwhile"
+        self._add(Row("sealed to the tier", rows, self._source.num_rows, seconds, 0, note, moved=rows - before))
 
     def _count(self, spark: SparkSession) -> None:
         """Carrier and month of every message, counted by Spark in the tier, against the source's own columns."""
@@ -152,8 +155,9 @@ class Story:
             replay.ReplayFilter(properties={"status": "cancelled"}),
         )  # fmt: skip
         done = await asyncio.to_thread(replay.run, self._url, None, None, asked, spark=spark)
-        note = f"of {done.read:,} read; cancelled on {BLIZZARD[0]:%d} and {BLIZZARD[0] + timedelta(days=1):%d %B}"
-        self._add(Row("replayed", done.published, self._stranded().num_rows, done.seconds, note=note))
+        days = f"{BLIZZARD[0]:%d} and {BLIZZARD[0] + timedelta(days=1):%d %B}"
+        note = f"{done.read:,} looked at; cancelled on {days}"
+        self._add(Row("replayed", done.published, self._stranded().num_rows, done.seconds, 0, note, moved=done.read))
 
     async def _consume_replayed(self, connection: Connection) -> None:
         expected = self._stranded()
@@ -206,14 +210,15 @@ class Story:
 
 def table(rows: list[Row]) -> Table:
     shown = Table(title="Flights that left New York in 2013, through Millpond", title_justify="left")
-    shown.add_column("step")
+    shown.add_column("step", no_wrap=True)
     for name in ("messages", "source says", "seconds", "messages/s", "MB/s"):
-        shown.add_column(name, justify="right")
+        shown.add_column(name, justify="right", no_wrap=True)
     shown.add_column("equal")
     shown.add_column("")
     for row in rows:
         timed = row.seconds > 0
-        rate = f"{row.got / row.seconds:,.0f}" if timed and row.got else ""
+        moved = row.got if row.moved is None else row.moved
+        rate = f"{moved / row.seconds:,.0f}" if timed and moved else ""
         speed = f"{row.bytes / row.seconds / 1e6:,.0f}" if timed and row.bytes else ""
         seconds = f"{row.seconds:,.2f}" if timed else ""
         equal = "[green]yes[/]" if row.good else "[bold red]NO[/]"
@@ -225,7 +230,10 @@ def table(rows: list[Row]) -> Table:
 def standalone(data: Path, port: int) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """A service of its own process in `data`; its address. Stopped by SIGTERM at the end. Raises StartupError."""
     command = [sys.executable, "-m", "millpond", "standalone", "--data", str(data), "--port", str(port)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)  # noqa: S603
+    environment = {"MILLPOND_LOG_LEVEL": "warning", **os.environ}
+    process = subprocess.Popen(  # noqa: S603  # this very program
+        command, stdout=subprocess.PIPE, text=True, start_new_session=True, env=environment
+    )
     try:
         assert process.stdout is not None
         for line in process.stdout:
@@ -244,6 +252,9 @@ def standalone(data: Path, port: int) -> Iterator[tuple[str, subprocess.Popen[st
 
 def main() -> int:
     console = Console()
+    if not console.is_terminal:
+        console.width = max(console.width, LOG_COLUMNS)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the service is ended too
     stay = os.environ.get("EXIT", "") in {"", "0"}
     try:
         with tempfile.TemporaryDirectory(prefix="millpond-run-", ignore_cleanup_errors=True) as directory:
@@ -269,7 +280,6 @@ def _stay(console: Console, url: str, process: subprocess.Popen[str]) -> None:
     console.print(f"  curl '{url}/v1/topics/{REPLAYED}/queues/0/messages?offset=0&limit=2'", soft_wrap=True)
     console.print(f"  curl '{url}/v1/topics/{TOPIC}/messages?key=UA1545'", soft_wrap=True)
     console.print(f"  millpond tail {REPLAYED} --url {url}\n", soft_wrap=True)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         process.wait()
     except KeyboardInterrupt:
@@ -284,6 +294,11 @@ def _port(stay: bool) -> int:
         return 0
     with socket.socket() as probe:
         return DEFAULT_PORT if probe.connect_ex(("127.0.0.1", DEFAULT_PORT)) else 0
+
+
+def _tiered(plan: dict[str, Any]) -> int:
+    """Messages that the objects of a plan hold."""
+    return sum(part["rows"] for obj in plan["objects"] for part in obj["ranges"])
 
 
 def _ms(at: datetime) -> int:

@@ -177,6 +177,7 @@ class FakeService:
 class _Handler(BaseHTTPRequestHandler):
     fake: FakeService
     protocol_version = "HTTP/1.1"
+    wbufsize = -1  # head and body in one packet
 
     def log_message(self, *_: Any) -> None:
         """Nothing: tests look at `requests`."""
