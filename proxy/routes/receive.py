@@ -21,7 +21,7 @@ from millpond.core.limits import (
     WAIT_MS,
 )
 from millpond.core.names import check_name
-from millpond.metadata.client import GroupInfo
+from millpond.metadata.client import GroupInfo, TopicInfo
 from millpond.proxy import tags
 from millpond.proxy.codec import answers
 from millpond.proxy.codec.answers import MessageOut
@@ -78,7 +78,7 @@ async def receive(call: ProxyCall) -> web.StreamResponse:
         tags.encoded(body.attempt_id, "attempt_id")
     named = None if body.filter is None else tags.parse(body.filter.tag)
     topic = await call.parts.catalog.topic(call.principal.tenant, check_name("topic", call.params["topic"]))
-    group, created = await _group(call, body, named)
+    group, created = await _group(call, topic, body, named)
     wanted = Wanted(
         topic, group, tags.parse(group.filter_tag), body.max_messages, body.max_bytes, body.wait_ms, body.lease_ms,
         body.attempt_id,
@@ -102,9 +102,10 @@ async def receive(call: ProxyCall) -> web.StreamResponse:
     return web.Response(body=encoded, content_type=media_type)
 
 
-async def _group(call: ProxyCall, body: ReceiveBody, named: tags.TagFilter | None) -> tuple[GroupInfo, bool]:
+async def _group(
+    call: ProxyCall, topic: TopicInfo, body: ReceiveBody, named: tags.TagFilter | None
+) -> tuple[GroupInfo, bool]:
     """The group, made when it is not there. Raises Conflict(filter_differs) when another filter is named."""
-    topic = await call.parts.catalog.topic(call.principal.tenant, call.params["topic"])
     name = check_name("group", call.params["group"])
     filter_tag = None if named is None else named.text
     group, created = await call.parts.catalog.group(topic, name, create=body.start, filter_tag=filter_tag)
