@@ -1,0 +1,32 @@
+"""From just before a send to the message in a consumer's hand, at a steady rate, counted from when it was due."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from benchmarks.harness import Line, Setup
+from benchmarks.produce import fresh
+from millpond.client.connection import Connection
+from millpond.client.load import batched
+from millpond.client.load.figures import Times
+from millpond.client.topics import Durability
+
+
+async def measure(url: str, setup: Setup, tell: Callable[[str], None]) -> list[Line]:
+    found: dict[Durability, list[Times]] = {"memory": [], "flush": []}
+    async with Connection(url) as connection:
+        for number in range(setup.rounds):
+            for durability, times in found.items():
+                tell(f"latency, {durability}, round {number + 1} of {setup.rounds}")
+                topic = await fresh(connection, setup, durability)
+                times.append(
+                    await batched.latency(
+                        connection, topic, "latency", setup.message_bytes, seconds=setup.seconds,
+                        per_second=setup.per_second,
+                    )
+                )  # fmt: skip
+    return [
+        Line(f"latency {name} at {setup.per_second}/s, {durability}", "ms", [getattr(one, field) for one in times])
+        for durability, times in found.items()
+        for name, field in (("p50", "p50_ms"), ("p99", "p99_ms"), ("p99.9", "p999_ms"))
+    ]

@@ -1,0 +1,102 @@
+"""The machine's own limits: what no service on it can pass. Each figure is one round.
+
+nothing       an aiohttp low-level handler that reads the body and answers 200, in a process of its own
+pwrite        16 MiB blocks into a fresh file, and each followed by fdatasync
+fdatasync     of one 4 KiB write
+crc32c        of 16 MiB blocks in memory
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import IO
+
+import google_crc32c
+import uvloop
+from aiohttp import web
+
+from millpond.core.clock import SystemClock
+
+BLOCK = 16 * 1024 * 1024
+FILE_BYTES = 512 * 1024 * 1024
+
+
+@asynccontextmanager
+async def nothing() -> AsyncIterator[str]:
+    """The address of a handler that does nothing."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "benchmarks.limits", stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        assert process.stdout is not None
+        async with asyncio.timeout(30):
+            yield (await process.stdout.readline()).decode().strip()
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+def pwrite(folder: str, sync: bool) -> float:
+    """MB/s (10**6) of 16 MiB blocks into a fresh file."""
+    block = os.urandom(BLOCK)
+
+    def write(file: IO[bytes]) -> None:
+        for at in range(0, FILE_BYTES, BLOCK):
+            os.pwrite(file.fileno(), block, at)
+            if sync:
+                os.fdatasync(file.fileno())
+
+    return FILE_BYTES / 1e6 / _timed(folder, write)
+
+
+def fdatasync(folder: str, times: int = 200) -> float:
+    """Milliseconds of one 4 KiB write with fdatasync, the median."""
+    clock = SystemClock()
+    took = []
+    with tempfile.TemporaryFile(dir=folder or None) as file:
+        for number in range(times):
+            begin = clock.monotonic()
+            os.pwrite(file.fileno(), b"x" * 4096, number * 4096)
+            os.fdatasync(file.fileno())
+            took.append(clock.monotonic() - begin)
+    return sorted(took)[times // 2] * 1000
+
+
+def crc32c() -> float:
+    """MB/s (10**6) of one core."""
+    block = os.urandom(BLOCK)
+    clock = SystemClock()
+    begin = clock.monotonic()
+    for _ in range(16):
+        google_crc32c.value(block)
+    return 16 * BLOCK / 1e6 / (clock.monotonic() - begin)
+
+
+def _timed(folder: str, work: Callable[[IO[bytes]], None]) -> float:
+    clock = SystemClock()
+    with tempfile.TemporaryFile(dir=folder or None) as file:
+        begin = clock.monotonic()
+        work(file)
+        return clock.monotonic() - begin
+
+
+async def _serve_nothing() -> None:
+    async def handle(request: web.BaseRequest) -> web.Response:
+        await request.read()
+        return web.Response(body=b'{"results":[]}', content_type="application/json")
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    await asyncio.get_running_loop().create_server(web.Server(handle), sock=listener)
+    sys.stdout.write(f"http://127.0.0.1:{listener.getsockname()[1]}\n")
+    sys.stdout.flush()
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    uvloop.run(_serve_nothing())
