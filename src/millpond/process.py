@@ -46,10 +46,17 @@ def run(start: Callable[[], Awaitable[Running]], config: Config, ready_file: str
     """Run until told to end; the exit code."""
     try:
         logs.configure(config.log_level, config.log_json)
+        _do_without_pandas()
         return uvloop.run(_run(start, ready_file))
     except (StartupError, MillpondError, OSError) as error:
         logs.log_failure(SystemClock(), _told(error), config.log_json)
         return exits.FAILED
+
+
+def _do_without_pandas() -> None:
+    """Where pandas is installed, pyarrow imports it at its first conversion of a list: the first message would wait
+    a second or more for a module that no part uses, and the process keep its 60 MB."""
+    sys.modules.setdefault("pandas", None)  # type: ignore[arg-type]  # None: an import fails at once
 
 
 async def _run(start: Callable[[], Awaitable[Running]], ready_file: str | None) -> int:
