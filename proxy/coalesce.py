@@ -98,10 +98,13 @@ class Coalescer:
         self, topic: TopicInfo, queue: QueueInfo, rows: Rows, part: ProducerPart | None = None, atomic: bool = False
     ) -> asyncio.Future[Placed]:
         """Answers where each row stands, or why it does not; a part and an `atomic` batch stand whole or not at all
-        (but for duplicates). Raises Unavailable when too much waits."""
-        lane = self._lane(topic, queue, len(rows), rows.bytes)
+        (but for duplicates). Too much waiting is an error of all rows, too: other queues' shares may be on their way."""
         future: asyncio.Future[Placed] = asyncio.get_running_loop().create_future()
-        lane.batches.append(WaitingBatch(future, rows.bytes, rows, part, atomic))
+        waiting = WaitingBatch(future, rows.bytes, rows, part, atomic)
+        try:
+            self._lane(topic, queue, len(rows), waiting.size).batches.append(waiting)
+        except Unavailable as error:
+            waiting.fail(error)
         return future
 
     def _lane(self, topic: TopicInfo, queue: QueueInfo, rows: int, size: int) -> _Lane:

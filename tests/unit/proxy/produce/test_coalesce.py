@@ -214,6 +214,8 @@ async def test_what_waits_is_bounded(store: ScriptedStore, coalescer: Coalescer)
     with pytest.raises(Unavailable) as caught:
         one(coalescer, "c")
     assert caught.value.code == "flush_behind"
+    refused = coalescer.send_batch(TOPIC, QUEUE, rows("c", "d"))
+    assert [error.code for error in refused.result().errors.values()] == ["flush_behind"] * 2
     store.gate.set()
     await asyncio.gather(first, *waiting)
     assert max(frame.append.count for frame in store.frames) == limits.BATCH_MESSAGES

@@ -326,6 +326,15 @@ async def test_another_body_under_the_same_idempotency_key(client: Client, store
     assert store.frames == []
 
 
+async def test_a_mismatch_in_one_queue_refuses_the_whole_request(client: Client, store: ScriptedStore) -> None:
+    """A request that reuses the key for another body is 422 also when another queue saw nothing strange."""
+    again = AppendOutcome(duplicates=[Duplicate(0, 7, 5, mismatch=True)])
+    store.script = lambda append: again if append.queue.queue == 1 else None
+    messages = [{"body": "a", "queue": 0}, {"body": "b", "queue": 1}]
+    status, problem = await client.post({"messages": messages}, Idempotency_Key="K")
+    assert (status, problem["code"]) == (422, "dedup_mismatch")
+
+
 async def test_a_client_that_leaves_in_the_middle(client: Client, store: ScriptedStore) -> None:
     """What was accepted is written although nobody waits for the answer; the next request is served."""
     store.gate.clear()
