@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable
+from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -46,17 +47,20 @@ def run(start: Callable[[], Awaitable[Running]], config: Config, ready_file: str
     """Run until told to end; the exit code."""
     try:
         logs.configure(config.log_level, config.log_json)
-        _do_without_pandas()
+        sys.meta_path.insert(0, _WithoutPandas())
         return uvloop.run(_run(start, ready_file))
     except (StartupError, MillpondError, OSError) as error:
         logs.log_failure(SystemClock(), _told(error), config.log_json)
         return exits.FAILED
 
 
-def _do_without_pandas() -> None:
+class _WithoutPandas(MetaPathFinder):
     """Where pandas is installed, pyarrow imports it at its first conversion of a list: the first message would wait
     a second or more for a module that no part uses, and the process keep its 60 MB."""
-    sys.modules.setdefault("pandas", None)  # type: ignore[arg-type]  # None: an import fails at once
+
+    def find_spec(self, name: str, path: object, target: object = None) -> None:
+        if name == "pandas":
+            raise ModuleNotFoundError("the parts of Millpond do without pandas", name=name)
 
 
 async def _run(start: Callable[[], Awaitable[Running]], ready_file: str | None) -> int:
