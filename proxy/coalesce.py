@@ -98,7 +98,7 @@ class Coalescer:
         self, topic: TopicInfo, queue: QueueInfo, rows: Rows, part: ProducerPart | None = None, atomic: bool = False
     ) -> asyncio.Future[Placed]:
         """Answers where each row stands, or why it does not; a part and an `atomic` batch stand whole or not at all
-        (but for duplicates). Too much waiting is an error of all rows, too: other queues' shares may be on their way."""
+        (but for duplicates). Too much waiting is an error of all rows: other queues' shares may be on their way."""
         future: asyncio.Future[Placed] = asyncio.get_running_loop().create_future()
         waiting = WaitingBatch(future, rows.bytes, rows, part, atomic)
         try:

@@ -7,7 +7,9 @@ What refuses the whole request: what is malformed, too large, or breaks a sessio
 wrong with one message only is that message's `error`, the others go on. A request of which nothing was accepted is a
 problem, never a 200. An answer by ranges cannot name messages, so there every refused message refuses the request
 before anything is sent; should a store fail for some queues only, JSON falls back to `results`, and the problem an
-Arrow client gets names in `ranges` what stands nevertheless.
+Arrow client gets names in `ranges` what stands nevertheless. A reused idempotency key is 422 for the whole request;
+keyless messages of one such request share a queue, so nothing of it is written, while messages with other keys (or
+queues) than at first may have been written in queues that had not seen the key.
 """
 
 from __future__ import annotations
