@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 from aiohttp import web
+from msgspec import Meta
 
 from millpond.core import limits
 from millpond.core.errors import BadRequest
@@ -27,8 +28,8 @@ class Tenant(msgspec.Struct, frozen=True):
 
 
 class KeyInput(Input, frozen=True, forbid_unknown_fields=True):
-    name: str
-    scopes: list[ScopeName]
+    name: Annotated[str, Meta(min_length=1, max_length=limits.NAME_CHARS)]
+    scopes: Annotated[list[ScopeName], Meta(min_length=1, extra_json_schema={"uniqueItems": True})]
 
 
 class Key(msgspec.Struct, frozen=True):
@@ -65,10 +66,10 @@ async def list_keys(call: ProxyCall) -> web.StreamResponse:
 
 async def create_key(call: ProxyCall) -> web.StreamResponse:
     wanted = await call.json(KeyInput)
-    if not 1 <= len(wanted.name) <= limits.NAME_CHARS or not wanted.name.isprintable():
-        raise BadRequest.field("name", f"1 to {limits.NAME_CHARS} printable characters", wanted.name)
-    if not wanted.scopes or len(set(wanted.scopes)) != len(wanted.scopes):
-        raise BadRequest.field("scopes", "some of produce, consume, admin, each once", wanted.scopes)
+    if not wanted.name.isprintable():
+        raise BadRequest.field("name", "printable characters", wanted.name)
+    if len(set(wanted.scopes)) != len(wanted.scopes):
+        raise BadRequest.field("scopes", "each once", wanted.scopes)
     parts = call.parts
     if parts.catalog.is_open and "admin" not in wanted.scopes:
         raise BadRequest.field("scopes", "admin too: the first key ends the open mode", wanted.scopes)

@@ -10,8 +10,9 @@ from aiohttp import web
 from msgspec import UNSET, UnsetType
 
 from millpond.core import limits
-from millpond.core.errors import BadRequest, Conflict
+from millpond.core.errors import Conflict
 from millpond.core.http.call import JSON, Input, answer, empty
+from millpond.core.http.fields import InFlight
 from millpond.core.http.routing import Route
 from millpond.core.names import check_name
 from millpond.metadata.client import GroupInfo
@@ -33,14 +34,14 @@ class GroupInput(Input, frozen=True, forbid_unknown_fields=True):
 
     start: Literal["earliest", "latest"] = "latest"
     filter: GroupFilter = GroupFilter()
-    max_in_flight: int = limits.UNSETTLED_ROWS
+    max_in_flight: InFlight = limits.UNSETTLED_ROWS
 
 
 class GroupPatch(Input, frozen=True, forbid_unknown_fields=True):
     """What is left out stays as it is."""
 
     filter: GroupFilter | UnsetType = UNSET
-    max_in_flight: int | UnsetType = UNSET
+    max_in_flight: InFlight | UnsetType = UNSET
 
 
 class Group(msgspec.Struct, frozen=True):
@@ -63,7 +64,6 @@ async def put_group(call: ProxyCall) -> web.StreamResponse:
     name = check_name("group", call.params["group"])
     topic = await topic_of(call)
     wanted = await call.json(GroupInput)
-    _check_in_flight(wanted.max_in_flight)
     group, created = await call.parts.metadata.put_group(
         topic.topic_id, name, wanted.start, _canonical(wanted.filter), wanted.max_in_flight
     )
@@ -88,7 +88,6 @@ async def patch_group(call: ProxyCall) -> web.StreamResponse:
     if patch.filter is not UNSET:
         changes["filter_tag"] = _canonical(patch.filter)
     if patch.max_in_flight is not UNSET:
-        _check_in_flight(patch.max_in_flight)
         changes["max_in_flight"] = patch.max_in_flight
     group = await call.parts.metadata.patch_group(topic.topic_id, name, changes)
     call.parts.catalog.put_group(group)
@@ -127,11 +126,6 @@ def group_answer(group: GroupInfo, topic: str) -> Group:
 def _canonical(wanted: GroupFilter) -> str | None:
     parsed = tags.parse(wanted.tag)
     return None if parsed is None else parsed.text
-
-
-def _check_in_flight(value: int) -> None:
-    if not 1 <= value <= limits.UNSETTLED_ROWS:
-        raise BadRequest.field("max_in_flight", f"1 to {limits.UNSETTLED_ROWS}", value)
 
 
 _GROUP = "/v1/topics/{topic}/groups/{group}"

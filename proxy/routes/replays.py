@@ -6,14 +6,16 @@ The same PUT again answers the same replay; another plan under the same id is 40
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 from aiohttp import web
+from msgspec import Meta
 
 from millpond.core import limits
 from millpond.core.errors import BadRequest
 from millpond.core.http.call import JSON, Input, answer
+from millpond.core.http.fields import Count, Time
 from millpond.core.http.routing import Route
 from millpond.core.names import check_name
 from millpond.metadata.client import ReplayInfo, ReplayPlan, TopicInfo
@@ -23,17 +25,19 @@ from millpond.proxy.times import ends_of
 
 FILTER_PROPERTIES = 16  # compared for each message
 RATE_MOST = 1_000_000_000
-_TIME = f"milliseconds since 1970, 0 to {limits.TIMESTAMP_MS_MOST}"
 _RENAME = {"from_ms": "from", "to_ms": "to"}
 
 ClockName = Literal["store", "born"]
+Rate = Annotated[int, Meta(ge=1, le=RATE_MOST, description="Messages per second.")]
+Detail = Annotated[str, Meta(max_length=limits.DETAIL_CHARS)]
+Properties = Annotated[dict[str, str], Meta(max_length=FILTER_PROPERTIES)]
 
 
 class ReplayFilter(Input, frozen=True, forbid_unknown_fields=True):
     """`tag`: "a || b"; `properties`: all of these values. Both: both."""
 
     tag: str | None = None
-    properties: dict[str, str] = msgspec.field(default_factory=dict)
+    properties: Properties = msgspec.field(default_factory=dict)
 
 
 class ReplayInput(Input, frozen=True, forbid_unknown_fields=True, rename=_RENAME):
@@ -41,11 +45,11 @@ class ReplayInput(Input, frozen=True, forbid_unknown_fields=True, rename=_RENAME
 
     topic: str
     target: str
-    from_ms: int | None = None
-    to_ms: int | None = None
+    from_ms: Time | None = None
+    to_ms: Time | None = None
     clock: ClockName = "store"
     filter: ReplayFilter | None = None
-    rate: int | None = None
+    rate: Rate | None = None
 
 
 class ReplayQueue(msgspec.Struct, frozen=True):
@@ -87,16 +91,15 @@ class ProgressInput(Input, frozen=True, forbid_unknown_fields=True):
     """`progress`: source queue -> next source offset, for the queues that moved."""
 
     state: Literal["running", "done", "failed"]
-    progress: dict[int, int] = msgspec.field(default_factory=dict)
-    read: int = 0
-    published: int = 0
-    detail: str = ""
+    progress: dict[int, Count] = msgspec.field(default_factory=dict)
+    read: Count = 0
+    published: Count = 0
+    detail: Detail = ""
 
 
 async def put_replay(call: ProxyCall) -> web.StreamResponse:
     replay_id = check_name("replay", call.params["replay"])
     wanted = await call.json(ReplayInput)
-    _check(wanted)
     tenant = call.principal.tenant
     catalog = call.parts.catalog
     source = await catalog.topic(tenant, check_name("topic", wanted.topic))
@@ -126,11 +129,6 @@ async def post_progress(call: ProxyCall) -> web.StreamResponse:
         first, end = ranges[queue]
         if not first <= at <= end:
             raise BadRequest.field(f"progress.{queue}", f"{first} to {end}", at)
-    for name in ("read", "published"):
-        if not 0 <= getattr(report, name) <= limits.SEQUENCE_MOST:
-            raise BadRequest.field(name, "a count of messages", getattr(report, name))
-    if len(report.detail) > limits.DETAIL_CHARS:
-        raise BadRequest.field("detail", f"at most {limits.DETAIL_CHARS} characters", f"{len(report.detail)}")
     updated = await call.parts.metadata.update_replay(
         call.principal.tenant,
         replay.plan.replay_id,
@@ -169,16 +167,6 @@ async def _plan(parts: Parts, replay_id: str, wanted: ReplayInput, source: Topic
         rate=wanted.rate,
         created_ms=parts.clock.wall_ms(),
     )
-
-
-def _check(wanted: ReplayInput) -> None:
-    for name, value in (("from", wanted.from_ms), ("to", wanted.to_ms)):
-        if value is not None and not 0 <= value <= limits.TIMESTAMP_MS_MOST:
-            raise BadRequest.field(name, _TIME, value)
-    if wanted.rate is not None and not 1 <= wanted.rate <= RATE_MOST:
-        raise BadRequest.field("rate", f"messages per second, 1 to {RATE_MOST}", wanted.rate)
-    if wanted.filter is not None and len(wanted.filter.properties) > FILTER_PROPERTIES:
-        raise BadRequest.field("filter.properties", f"at most {FILTER_PROPERTIES}", len(wanted.filter.properties))
 
 
 def replay_answer(replay: ReplayInfo) -> Replay:
