@@ -17,7 +17,6 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
-from millpond.client.errors import Unreachable, from_problem
 from millpond.core.clock import Clock, Random, SystemClock, SystemRandom
 from millpond.core.errors import MillpondError
 
@@ -126,6 +125,8 @@ class HttpClient:
         try:
             return msgspec.json.decode(answer.body or b"null", type=shape)
         except msgspec.DecodeError as error:
+            from millpond.client.errors import from_problem  # loads the whole SDK: only where something is wrong
+
             raise from_problem(answer.status, {"detail": f"an answer that is not as expected: {error}"}) from error
 
     def _once(self, method: str, target: str, body: bytes | memoryview | None, headers: Mapping[str, str]) -> Answer:
@@ -168,7 +169,9 @@ class HttpClient:
         longest = min(LONGEST_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2 ** min(attempt, 16))
         return max(self._random.uniform(longest / 2, longest), float(error.extra.get("retry_after", 0)))
 
-    def _unreachable(self, error: Exception) -> Unreachable:
+    def _unreachable(self, error: Exception) -> MillpondError:
+        from millpond.client.errors import Unreachable
+
         reason = "no answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
         return Unreachable(f"{self.url} does not answer: {reason}")
 
@@ -184,6 +187,8 @@ def _query(query: Mapping[str, object] | None) -> str:
 
 
 def _error_of(status: int, retry_after: str, body: bytes) -> MillpondError:
+    from millpond.client.errors import from_problem
+
     try:
         problem: Any = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):

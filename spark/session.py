@@ -11,7 +11,6 @@ settings allow: `history` says what is missing.
 from __future__ import annotations
 
 import atexit
-import importlib
 import importlib.util
 import os
 import shutil
@@ -83,10 +82,7 @@ def session(
     `config`: further Spark settings, which win. Raises SparkMissing, JavaNotFound.
     """
     require_pyspark()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", PANDAS_WARNING, FutureWarning)
-        importlib.import_module("pyspark.sql.classic.dataframe")
-        from pyspark.sql import SparkSession
+    from pyspark.sql import SparkSession
 
     if is_running():
         return SparkSession.builder.getOrCreate()
@@ -106,7 +102,8 @@ def session(
         builder = builder.config(setting, value)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    with _environment(_jvm_environment(directory)):
+    with _environment(_jvm_environment(directory)), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", PANDAS_WARNING, FutureWarning)
         return builder.getOrCreate()
 
 
@@ -182,12 +179,10 @@ def _file_settings(directory: Path) -> dict[str, str]:
 
 
 def _jvm_environment(directory: Path) -> dict[str, str]:
-    """What the JVM must find in its environment when it starts, and hands on to its Python workers."""
-    warned = f"ignore:{PANDAS_WARNING}:FutureWarning"
+    """What the JVM must find in its environment when it starts."""
     return {
         "JAVA_HOME": str(java_home(directory)),
         "SPARK_LOCAL_IP": os.environ.get("SPARK_LOCAL_IP", "127.0.0.1"),
-        "PYTHONWARNINGS": ",".join(filter(None, (os.environ.get("PYTHONWARNINGS"), warned))),
     }
 
 
