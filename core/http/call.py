@@ -217,12 +217,16 @@ def decode_query(text: str, shape: type[StructT]) -> StructT:
             raise BadRequest.field(name, "one value", "more than one")
         values[name] = value
     try:
-        return msgspec.convert(values, shape, strict=False)
+        query = msgspec.convert(values, shape, strict=False)
     except msgspec.ValidationError as error:
         raise bad_field(str(error), values) from error
+    for field in msgspec.structs.fields(shape):
+        if field.encode_name in values and getattr(query, field.name) is None:  # msgspec reads "null" as None
+            raise BadRequest.field(field.encode_name, "a value, or to be left out", values[field.encode_name])
+    return query
 
 
-_AT = re.compile(r" - at `(?:key in )?\$\.?(.*?)`$")
+_AT = re.compile(r" - at (?:`key` in )?`\$\.?(.*?)`$")
 _EXPECTED = re.compile(r"Expected (.+?)(?:, got (.+))?$")
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`$", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(.*)`$")

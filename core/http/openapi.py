@@ -115,12 +115,20 @@ def _operation(route: Route, of: dict[Any, Any], components: dict[str, Any]) -> 
     if parameters:
         operation["parameters"] = parameters
     if route.body is not None:
-        operation["requestBody"] = {"content": _content(media_of(route.body), of)}
+        media = media_of(route.body)
+        operation["requestBody"] = {"content": _content(media, of), "required": _needs_body(media)}
     operation["responses"] = _responses(route, of)
     operation["security"] = [{"key": []}] if route.scope else []
     if route.scope:
         operation["x-scope"] = route.scope
     return operation
+
+
+def _needs_body(media: Mapping[str, Any]) -> bool:
+    """An empty body is `{}`: fine where every field has a default."""
+    return any(
+        shape is None or any(field.required for field in msgspec.structs.fields(shape)) for shape in media.values()
+    )
 
 
 def _responses(route: Route, of: dict[Any, Any]) -> dict[str, Any]:

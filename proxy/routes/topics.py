@@ -144,9 +144,10 @@ async def delete_topic(call: ProxyCall) -> web.StreamResponse:
 async def list_topics(call: ProxyCall) -> web.StreamResponse:
     query = call.query(PageQuery)
     after = _read_page_token(query.page_token)
-    found = await call.parts.metadata.topics(call.principal.tenant, after, query.page_size + 1)
+    most = min(query.page_size + 1, limits.PAGE_SIZE_MOST)  # one more tells whether there is another page
+    found = await call.parts.metadata.topics(call.principal.tenant, after, most)
     page = found[: query.page_size]
-    more = len(found) > query.page_size
+    more = len(found) > query.page_size or len(found) == limits.PAGE_SIZE_MOST  # then the next may be empty
     token = base64.urlsafe_b64encode(page[-1].name.encode()).decode() if more else UNSET
     return answer(TopicPage([topic_answer(topic) for topic in page], token))
 

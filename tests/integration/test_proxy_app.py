@@ -91,6 +91,7 @@ async def test_topics_come_in_pages(world: World) -> None:
     _, second = await world.call("GET", f"/v1/topics?page_size=2&page_token={first['next_page_token']}")
     assert [topic["topic"] for page in (first, second) for topic in page["topics"]] == ["a", "b", "c"]
     assert "next_page_token" not in second
+    assert len((await world.call("GET", "/v1/topics?page_size=1000"))[1]["topics"]) == 3
 
 
 NAMES = ["..", "a..b", "a%2Fb", "a%00b", "x" * 128, "%20a", "-a", "%C3%A4"]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from millpond.core.errors import BadRequest, NotAcceptable
@@ -16,6 +17,7 @@ class Shape(Input, frozen=True):
     count: int
     inner: tuple[Inner, ...] = ()
     flag: bool = False
+    marks: dict[int, int] = msgspec.field(default_factory=dict)
 
 
 @pytest.mark.parametrize(
@@ -27,6 +29,7 @@ class Shape(Input, frozen=True):
         (b'{"count": 1.5}', "invalid_request", "count"),
         (b'{"inner": []}', "invalid_request", "count"),
         (b'{"count": 1, "inner": [{}]}', "invalid_request", "inner[0].name"),
+        (b'{"count": 1, "marks": {"x": 1}}', "invalid_request", "marks"),
         (b"[]", "invalid_request", "body"),
         (b"null", "invalid_request", "body"),
     ],
@@ -61,6 +64,7 @@ def test_query_is_typed() -> None:
 
 @pytest.mark.parametrize(
     ("text", "field"), [("form=5", "form"), ("from=x", "from"), ("from=1&from=2", "from"), ("deep=maybe", "deep"),
+                        ("from=null", "from"),
                         ("from_ms=1", "from_ms")]
 )  # fmt: skip
 def test_query_errors_name_the_parameter(text: str, field: str) -> None:
