@@ -23,6 +23,7 @@ import msgspec
 import pyarrow as pa
 
 from millpond.store.disk import Disk
+from millpond.store.fold.operations import NewerFormat
 
 FOLDER = "checkpoint"
 MAGIC = b"MPC1"
@@ -77,7 +78,7 @@ def encode(checkpoint: Checkpoint) -> list[bytes]:
 
 
 def decode(data: bytes) -> Checkpoint:
-    """Raises ValueError when it is damaged, or of a newer format."""
+    """Raises ValueError when it is damaged, NewerFormat when a newer release wrote it."""
     if data[:4] != MAGIC:
         raise ValueError("not a checkpoint of this format")
     length = int.from_bytes(data[4:8], "little")
@@ -86,7 +87,7 @@ def decode(data: bytes) -> Checkpoint:
         raise ValueError("checkpoint head damaged")
     head = msgspec.msgpack.decode(head_bytes, type=Head)
     if head.version > VERSION:
-        raise ValueError(f"checkpoint of format {head.version}")
+        raise NewerFormat(f"the checkpoint has format {head.version}, this release knows {VERSION}")
     tables: dict[str, pa.Table] = {}
     at = 16 + length
     for section in head.sections:
@@ -115,6 +116,8 @@ class Checkpoints:
         for position in sorted(self.positions, reverse=True):
             try:
                 return decode(self._disk.read_whole(name_of(position))), complaints
+            except NewerFormat:
+                raise
             except (ValueError, pa.ArrowInvalid) as error:
                 complaints.append(f"{name_of(position)}: {error}")
                 self.positions.remove(position)

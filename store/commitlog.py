@@ -14,6 +14,7 @@ room that is already allocated, and says beforehand (`has_room`) when there is n
 
 from __future__ import annotations
 
+import errno
 from typing import NamedTuple
 
 import google_crc32c
@@ -32,6 +33,7 @@ from millpond.core.frame import (
 from millpond.store.disk import Buffer, Disk, File
 
 FOLDER = "log"
+KEPT_FREE = 4  # a quarter of a segment stays free on the disk: checkpoints, indexes and metadata are written to it too
 _PADDING = [bytes(count) for count in range(8)]
 
 
@@ -140,6 +142,8 @@ class CommitLog:
 
     def allocate_segment(self) -> Segment:
         """Make the next segment's file, zeroed. Blocks; may raise OSError (ENOSPC), leaving nothing behind."""
+        if self._disk.free_bytes() < self.segment_bytes + self.segment_bytes // KEPT_FREE:
+            raise OSError(errno.ENOSPC, "no room for another log segment beside what is kept free")
         base = self.segments[-1].end if self.segments else 0
         name = segment_name(base)
         file = self._disk.open(name, create=True)

@@ -33,6 +33,7 @@ from millpond.store.delivery import Delivery
 from millpond.store.delivery_log import EngineLog
 from millpond.store.disk import Disk
 from millpond.store.fold.fold import Fold
+from millpond.store.fold.operations import NewerFormat
 from millpond.store.housekeeping import Housekeeping
 from millpond.store.identity import DirectoryRefused, load_or_create
 from millpond.store.reader import FrameReader
@@ -134,7 +135,10 @@ class Engine:
         self._disk.make_folder(LOG_FOLDER)
         self.log = CommitLog(self._disk, identity.segment_bytes, seed_of(bytes.fromhex(identity.log_id)))
         self.checkpoints = Checkpoints(self._disk)
-        return restore(self._disk, self.log, self.checkpoints)
+        try:
+            return restore(self._disk, self.log, self.checkpoints)
+        except NewerFormat as error:
+            raise DirectoryRefused(f"{error}: start a newer release") from error
 
     def _assemble(self, restored: Restored) -> None:
         config = self.config

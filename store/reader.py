@@ -57,8 +57,8 @@ class FrameReader:
 
     async def frames(self, spots: list[FrameSpot]) -> list[StoredFrame]:
         """The frames at `spots`, in their order. Raises Internal(corrupt_range) naming offsets and positions."""
-        extents = self._extents(spots)
         try:
+            extents = self._extents(spots)
             if sum(extent.end - extent.position for extent in extents) <= INLINE_READ_BYTES:
                 cached = self._cached(extents)
                 if cached is not None:
