@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import socket
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,18 @@ from yarl import URL
 from millpond.core.clock import SystemClock, SystemRandom
 from millpond.core.config import ProxyConfig, StoreConfig, TierConfig
 from millpond.core.errors import StartupError
+from millpond.core.http.routing import Route, Router
+from millpond.core.http.secret import SecretGate
+from millpond.core.http.server import HttpServer
 from millpond.core.tier.open import open_objects
+from millpond.metadata import server as metadata_server
 from millpond.metadata.local import LocalMetadata
+from millpond.metadata.remote import RemoteMetadata
 from millpond.proxy.app import Proxy
 from millpond.proxy.catalog import OPEN_PRINCIPAL
+from millpond.store import server as store_server
 from millpond.store.local import LocalStore
+from millpond.store.remote import RemoteStore
 
 
 class World:
@@ -54,21 +63,50 @@ def ends(state: dict[str, Any]) -> list[tuple[int, int, int, int]]:
     return [(q["queue"], q["start_offset"], q["tiered_to"], q["end_offset"]) for q in state["queues"]]
 
 
-@pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
+SECRET = "s" * 40
+
+
+async def internal(routes: list[Route], listen: str, ends: AsyncExitStack) -> str:
+    """An internal listener's address."""
+    server = HttpServer(Router(routes), SecretGate(SECRET), None, SystemRandom())
+    await server.start(listen)
+    ends.push_async_callback(server.stop, 1)
+    return server.address
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(params=["together", "apart"])
+async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
+    """Proxy, store and metadata by direct calls, and the same over HTTP."""
     clock, random = SystemClock(), SystemRandom()
-    metadata = await LocalMetadata.open(f"sqlite:///{tmp_path}/metadata.db", clock, random)
-    objects = open_objects(TierConfig(), tmp_path, clock, random)
-    config = StoreConfig(data=str(tmp_path / "store"), segment_bytes=1 << 20)
-    store = await LocalStore.open(config, TierConfig(), metadata, objects, clock, random)
-    proxy = Proxy(ProxyConfig(listen="127.0.0.1:0"), metadata, objects, clock, random, stores={"a": store})
-    await proxy.start()
-    async with aiohttp.ClientSession() as session:
+    listen = f"127.0.0.1:{free_port()}"
+    async with AsyncExitStack() as ends:
+        metadata = await LocalMetadata.open(f"sqlite:///{tmp_path}/metadata.db", clock, random)
+        ends.push_async_callback(metadata.close)
+        objects = open_objects(TierConfig(), tmp_path, clock, random)
+        ends.push_async_callback(objects.close)
+        config = StoreConfig(data=str(tmp_path / "store"), segment_bytes=1 << 20, advertise=f"http://{listen}")
+        store = await LocalStore.open(config, TierConfig(), metadata, objects, clock, random)
+        ends.push_async_callback(store.close)
+        settings = ProxyConfig(listen="127.0.0.1:0")
+        if request.param == "together":
+            proxy = Proxy(settings, metadata, objects, clock, random, stores={"a": store})
+        else:
+            remote = RemoteMetadata(await internal(metadata_server.routes(metadata), "127.0.0.1:0", ends), SECRET)
+            ends.push_async_callback(remote.close)
+            await internal(store_server.routes(store), listen, ends)
+            proxy = Proxy(
+                settings, remote, objects, clock, random, open_store=lambda info: RemoteStore(info.address, SECRET)
+            )
+        await proxy.start()
+        ends.push_async_callback(proxy.stop, 1)
+        session = await ends.enter_async_context(aiohttp.ClientSession())
         yield World(proxy, session, metadata)
-    await proxy.stop(1)
-    await store.close()
-    await objects.close()
-    await metadata.close()
 
 
 async def test_a_topic_is_made_once_and_changed(world: World) -> None:
