@@ -1,0 +1,38 @@
+"""Processes of these tests end with their test, whatever happened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.processes import Apart, Process, standalone
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Process]]:
+    """`start(*flags, name=..., **kind)`: a standalone process that is not launched yet, closed after the test."""
+    made: list[Process] = []
+
+    def make(*flags: str, name: str = "one", **kind: Any) -> Process:
+        made.append(standalone(tmp_path / name, *flags, **kind))
+        return made[-1]
+
+    yield make
+    for process in made:
+        process.close()
+
+
+@pytest.fixture
+def apart(tmp_path: Path) -> Iterator[Callable[..., Apart]]:
+    """`apart(*store_flags)`: the parts as three processes, not launched yet, closed after the test."""
+    made: list[Apart] = []
+
+    def make(*store_flags: str) -> Apart:
+        made.append(Apart(tmp_path / f"apart{len(made)}", *store_flags))
+        return made[-1]
+
+    yield make
+    for parts in made:
+        parts.close()
