@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import logging
 import os
 import signal
@@ -27,6 +28,7 @@ from millpond.core.errors import MillpondError, StartupError
 from millpond.store.identity import DirectoryRefused
 
 CLOSE_SECONDS = 30.0  # draining, checkpoint and mark; systemd's default patience is 90 s
+GC_THRESHOLD = (50_000, 20, 50)  # a request makes dozens of objects that die with it: collect once in a thousand
 log = logging.getLogger("millpond")
 
 
@@ -77,6 +79,8 @@ async def _run(start: Callable[[], Awaitable[Running]], ready_file: str | None) 
         await asyncio.wait([starting])
         return exits.DONE
     running = await starting
+    gc.freeze()  # what is loaded now stays: a collection need not look at it again
+    gc.set_threshold(*GC_THRESHOLD)
     try:
         _ready(running, ready_file)
         either: list[asyncio.Future[Any]] = [waiting, running.failed]
