@@ -113,7 +113,8 @@ class Database:
         self._pending += 1
         try:
             future = asyncio.get_running_loop().run_in_executor(pool, work)
-            return await asyncio.wait_for(future, self._call_ms / 1000)
+            async with asyncio.timeout(self._call_ms / 1000):  # wait_for loses a cancel that meets the answer (3.11)
+                return await future
         except TimeoutError:
             raise Unavailable("metadata_unavailable", f"{self._place}: no answer in {self._call_ms} ms") from None
         finally:

@@ -47,7 +47,8 @@ class Watch:
             if await self._current() != since or left <= 0:
                 return
             try:
-                await asyncio.wait_for(changed.wait(), min(left, limits.FEED_POLL_MS / 1000))
+                async with asyncio.timeout(min(left, limits.FEED_POLL_MS / 1000)):
+                    await changed.wait()
             except TimeoutError:
                 continue
 

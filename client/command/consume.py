@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+import threading
 from typing import Annotated, Any, Literal
 
 import typer
@@ -63,10 +64,13 @@ def consume(
 
 
 def _until_interrupted(consumer: Consumer) -> None:
-    """Ctrl-C closes the consumer, so that its leases are handed back and its acks are sent."""
+    """Ctrl-C and SIGTERM close the consumer, so that its leases are handed back and its acks are sent."""
+    if threading.current_thread() is not threading.main_thread():
+        return  # signals are not this thread's
     loop = asyncio.get_running_loop()
     closing: list[asyncio.Task[None]] = []
-    loop.add_signal_handler(signal.SIGINT, lambda: closing.append(loop.create_task(consumer.close())))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, lambda: closing.append(loop.create_task(consumer.close())))
 
 
 def tail(

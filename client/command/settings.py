@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 import msgspec
 import typer
 
+from millpond.client.command.session import guarded
 from millpond.core.config import Config
 from millpond.core.errors import StartupError
 
@@ -157,7 +158,7 @@ def with_settings(*keys: str) -> Callable[[Callable[..., None]], Callable[..., N
 
             file = given.pop("config")
             values = {key: given.pop(_argument(key)) for key, _ in chosen}
-            function(load(values, os.environ, file), **given)
+            function(guarded(lambda: load(values, os.environ, file), False), **given)
 
         command.__name__ = function.__name__
         command.__doc__ = function.__doc__

@@ -5,7 +5,6 @@ Parts are imported only when a command starts them, so that `millpond produce` d
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -13,19 +12,13 @@ import msgspec
 import typer
 
 from millpond.client.command.app import build
-from millpond.client.command.exits import FAILED
 from millpond.client.command.parts import Starters
 from millpond.core.config import Config
-from millpond.core.errors import StartupError
 
 
 def main() -> None:
     """Run the command line."""
-    try:
-        application()()
-    except StartupError as error:  # from settings, before any command runs
-        sys.stderr.write(f"millpond: {error.detail}; {error.remedy}\n")
-        raise SystemExit(FAILED) from error
+    application()()
 
 
 def application() -> typer.Typer:
