@@ -58,7 +58,10 @@ class ReplaySpec(msgspec.Struct, frozen=True, rename={"from_ms": "from", "to_ms"
 
 
 class ReplayProgress(msgspec.Struct, frozen=True):
-    """`read` of `total` messages of the ranges have been looked at, `published` of them taken."""
+    """`read` of `total` messages have been looked at, `published` of them taken.
+
+    `total` leaves out what the plan prunes by time, so it is what there is to look at.
+    """
 
     replay_id: str
     read: int
@@ -151,6 +154,7 @@ class _Replay:
 
     def run(self, spark: SparkSession, progress: Report | None) -> None:
         pieces = self._stretches()
+        total = self.read + sum(piece.end - piece.first for some in pieces.values() for piece in some)
         seconds = FIRST_ROUND_SECONDS
         self._report("running")
         while unfinished := [q for q, part in self._ranges.items() if self._at[q] < part.end]:
@@ -161,7 +165,7 @@ class _Replay:
                 self.published += result.published
             self._report("running")
             if progress is not None:
-                progress(ReplayProgress(self.replay_id, self.read, self.published, self.total))
+                progress(ReplayProgress(self.replay_id, self.read, self.published, total))
             seconds = ROUND_SECONDS
         for queue in self._ranges:
             Sessions(self._client, self._spec.target, session_id(self.replay_id, queue)).close()
@@ -173,10 +177,6 @@ class _Replay:
             self._report("failed", f"{type(error).__name__}: {error}")
         except MillpondError:
             _log.warning("replay %s: its row could not be told that it failed", self.replay_id)
-
-    @property
-    def total(self) -> int:
-        return sum(part.end - part.first for part in self._ranges.values())
 
     def _stretches(self) -> dict[int, list[Stretch]]:
         """Which offsets can hold asked messages: the plan prunes whole objects by time."""

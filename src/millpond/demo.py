@@ -99,7 +99,8 @@ class Story:
             ranges = await producer.send_batch(self._messages)
         seconds = self._clock.monotonic() - began
         sent = sum(some.count for some in ranges)
-        self._add(Row("published", sent, self._source.num_rows, seconds, self._messages.nbytes, "fsynced, 4 queues"))
+        note = f"fsynced, {len({some.queue for some in ranges})} queues"
+        self._add(Row("published", sent, self._source.num_rows, seconds, self._messages.nbytes, note))
 
     async def _consume(self, connection: Connection) -> None:
         tag = " || ".join(TAGS)
@@ -155,8 +156,7 @@ class Story:
             replay.ReplayFilter(properties={"status": "cancelled"}),
         )  # fmt: skip
         done = await asyncio.to_thread(replay.run, self._url, None, None, asked, spark=spark)
-        days = f"{BLIZZARD[0]:%d} and {BLIZZARD[0] + timedelta(days=1):%d %B}"
-        note = f"{done.read:,} looked at; cancelled on {days}"
+        note = f"{done.read:,} looked at; cancelled from {BLIZZARD[0]:%d %B} to before {BLIZZARD[1]:%d %B}"
         self._add(Row("replayed", done.published, self._stranded().num_rows, done.seconds, 0, note, moved=done.read))
 
     async def _consume_replayed(self, connection: Connection) -> None:
@@ -190,8 +190,9 @@ class Story:
 
     def _stranded(self) -> pa.RecordBatch:
         """The source's flights that were scheduled in those two days and did not leave."""
-        day = self._source["day"]
-        stormy = pc.and_(pc.equal(self._source["month"], BLIZZARD[0].month), pc.is_in(day, pa.array([8, 9])))
+        first, end = BLIZZARD
+        days = pc.is_in(self._source["day"], pa.array(range(first.day, end.day)))
+        stormy = pc.and_(pc.equal(self._source["month"], first.month), days)
         return self._messages.filter(pc.and_(stormy, flights.cancelled(self._source)).combine_chunks())
 
     @contextmanager

@@ -125,7 +125,7 @@ class TestRun:
         expected = {0: list(range(100, 1_000, 2)), 1: list(range(100, 300, 2))}
         assert copied(service) == expected
         assert (result.state, result.published) == ("done", 550)
-        assert seen[-1].published == 550
+        assert (seen[-1].published, seen[-1].read, seen[-1].total) == (550, 1_300, 1_300)
         assert service.replays[spec.default_id()]["state"] == "done"
         assert copy.sessions == {}
         again = run(service.url, None, None, spec, spark=spark)

@@ -12,7 +12,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from millpond.core.schema import TIER_SCHEMA
-from millpond.spark.history import history
+from millpond.spark.history import history, unreachable
+from millpond.spark.plan import HistoryPlan, PlanObject
 
 pytestmark = pytest.mark.usefixtures("pond")
 
@@ -122,6 +123,12 @@ class TestHistory:
         """Where Spark cannot reach the objects, the same rows come through the service."""
         shutil.rmtree(tmp_path)
         assert offsets(history(spark, "pond", queues=[0], url=service.url)) == {0: list(range(600))}
+
+    def test_why_a_tier_is_unreachable(self, spark: SparkSession) -> None:
+        """S3 without S3A on the class path, and schemes that Spark cannot read, name the reason."""
+        for url, reason in (("s3://pond/x.parquet", "packages=True"), ("https://host/x.parquet", "https:// addresses")):
+            plan = HistoryPlan("pond", 1, 1, [PlanObject(url, 1, 1, [])], [])
+            assert reason in (unreachable(spark, plan) or "")
 
     def test_nothing_tiered(self, spark: SparkSession, service: Any) -> None:
         """A queue without tier is an empty DataFrame of the right columns."""
