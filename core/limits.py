@@ -13,7 +13,9 @@ TAG_BYTES = 127  # a tag is a name-like word, repeated in every message
 PROPERTIES_BYTES = 32 * KIB  # names and values together
 BATCH_BYTES = 16 * MIB  # one request; also the largest frame, so that a segment holds many
 BATCH_MESSAGES = 10_000  # one request; bounds one answer and one turn of the loop
-BATCH_OVERHEAD_BYTES = 4 * MIB  # what Arrow's offsets, bitmaps and padding may add to a batch, on the wire and in a frame
+BATCH_OVERHEAD_BYTES = (
+    4 * MIB
+)  # what Arrow's offsets, bitmaps and padding may add to a batch, on the wire and in a frame
 ARROW_BATCHES = 1_024  # record batches of one produced stream: ten rows each fill the largest request
 ARROW_METADATA_BYTES = 64 * KIB  # one Arrow message's own description; ours take under 1 KiB
 DEDUP_ID_BYTES = 256  # a UUID or a path; hashed, never stored
@@ -99,6 +101,17 @@ SEAL_READ_BYTES = 4 * MIB  # of frames read from the log in one go
 SEAL_TICK_SECONDS = 5  # how often topics are looked at when nobody asks
 SEAL_PAUSE_SECONDS_MOST = 60  # between rounds while the tier or the metadata is away
 SEAL_COMMIT_ATTEMPTS = 4  # of one commit while the metadata does not answer
+
+# -- Spark -------------------------------------------------------------------------------------------------
+SPARK_CALL_SECONDS = 30.0  # one call of a task
+SPARK_RETRY_SECONDS = 60.0  # a restart of the service, its recovery included, fails no Spark job
+SPARK_PARTITION_BYTES = 96 * MIB  # of tier objects; a task costs about 50 ms of Python beside its data
+SPARK_PARTITION_ROWS = 2_000_000  # tiny messages: a task stays short enough to be repeated
+REPLAY_PART_BYTES = 8 * MIB  # of one publish, or one larger message: well below the batch limit
+REPLAY_PENDING_BYTES = 8 * MIB  # selected and not yet published, per task
+REPLAY_SCANNED_ROWS = 200_000  # between two boundaries, however few rows are selected
+REPLAY_ROUND_SECONDS = 5.0  # a task works so long between two reports; the first round takes a fifth of it
+REPLAY_OUT_OF_STEP = 5  # how often one part may find its session moved by a process that should be gone
 
 # -- calls between the parts ------------------------------------------------------------------------------
 CALL_MS = 10_000  # default deadline of a call that does not wait for messages

@@ -19,13 +19,11 @@ import msgspec
 
 from millpond.core.clock import Clock, Random, SystemClock, SystemRandom
 from millpond.core.errors import MillpondError
+from millpond.core.limits import CLIENT_RETRY_AFTER_SECONDS, SPARK_CALL_SECONDS, SPARK_RETRY_SECONDS
 
 ARROW = "application/vnd.apache.arrow.stream"
 JSON = "application/json"
-TIMEOUT_SECONDS = 30.0
-RETRY_SECONDS = 60.0  # a restart of the service, its recovery included, does not fail a Spark job
 FIRST_DELAY_SECONDS, LONGEST_DELAY_SECONDS = 0.05, 5.0
-RETRY_AFTER_SECONDS_MOST = 60
 
 Shape = TypeVar("Shape")
 
@@ -49,8 +47,8 @@ class HttpClient:
         url: str,
         key: str | None = None,
         *,
-        timeout_seconds: float = TIMEOUT_SECONDS,
-        retry_seconds: float = RETRY_SECONDS,
+        timeout_seconds: float = SPARK_CALL_SECONDS,
+        retry_seconds: float = SPARK_RETRY_SECONDS,
         clock: Clock | None = None,
         random: Random | None = None,
     ) -> None:
@@ -195,5 +193,5 @@ def _error_of(status: int, retry_after: str, body: bytes) -> MillpondError:
         problem = None
     error = from_problem(status, problem)
     if retry_after.isdigit():
-        error.extra["retry_after"] = min(int(retry_after), RETRY_AFTER_SECONDS_MOST)
+        error.extra["retry_after"] = min(int(retry_after), CLIENT_RETRY_AFTER_SECONDS)
     return error

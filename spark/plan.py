@@ -17,13 +17,12 @@ from typing import Literal
 
 import msgspec
 
+from millpond.core.limits import SPARK_PARTITION_BYTES, SPARK_PARTITION_ROWS
 from millpond.spark.http import HttpClient, path_of
 
 ClockName = Literal["store", "born"]
 
-PARTITION_BYTES = 96 * 1024 * 1024  # of tier objects; a task costs about 50 ms of Python beside its data
 HOT_MESSAGE_BYTES = 256  # what a message that is not tiered yet is taken for when partitions are cut
-PARTITION_ROWS_MOST = 2_000_000
 
 
 class PlanRange(msgspec.Struct, frozen=True):
@@ -109,12 +108,12 @@ def stretches(
     return found
 
 
-def partitions(stretched: Iterable[Stretch], bytes_most: int = PARTITION_BYTES) -> list[Stretch]:
-    """Cut stretches into pieces of about `bytes_most` and at most PARTITION_ROWS_MOST messages."""
+def partitions(stretched: Iterable[Stretch], bytes_most: int = SPARK_PARTITION_BYTES) -> list[Stretch]:
+    """Cut stretches into pieces of about `bytes_most` and at most SPARK_PARTITION_ROWS messages."""
     pieces: list[Stretch] = []
     for stretch in stretched:
         rows = stretch.end - stretch.first
-        count = min(rows, max(1, -(-stretch.bytes // bytes_most), -(-rows // PARTITION_ROWS_MOST)))
+        count = min(rows, max(1, -(-stretch.bytes // bytes_most), -(-rows // SPARK_PARTITION_ROWS)))
         edges = [stretch.first + rows * number // count for number in range(count + 1)]
         size = stretch.bytes // count
         pieces += [Stretch(stretch.queue, first, end, size) for first, end in pairwise(edges)]

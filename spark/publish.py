@@ -18,12 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpond.core.errors import Conflict, Internal, NotFound
-from millpond.core.limits import BATCH_MESSAGES, MIB
+from millpond.core.limits import BATCH_MESSAGES, REPLAY_OUT_OF_STEP, REPLAY_PART_BYTES
 from millpond.core.schema import columns_of, message_schema
 from millpond.spark.http import ARROW, HttpClient, path_of
-
-PART_BYTES = 8 * MIB  # of bodies in one request, or one larger message: stays well below the batch limit
-OUT_OF_STEP_MOST = 5  # how often one part may find its session moved by a process that should be gone
 
 
 class _Standing(msgspec.Struct, frozen=True):
@@ -57,7 +54,7 @@ class Sessions:
     def publish(self, queue: int, rows: pa.RecordBatch, sequence: pa.Array) -> None:
         """Append `rows` (columns of a message) to `queue`, except those it already has. `sequence` ascends."""
         pending = rows.append_column("sequence", sequence)
-        for _ in range(OUT_OF_STEP_MOST):
+        for _ in range(REPLAY_OUT_OF_STEP):
             last = self.last.get(queue)
             if last is not None:
                 pending = pending.filter(pc.greater(pending.column("sequence"), last))
@@ -126,13 +123,13 @@ def message_rows(rows: pa.RecordBatch, origin: pa.Array) -> pa.RecordBatch:
 
 
 def _parts(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Slices of at most BATCH_MESSAGES rows and about PART_BYTES of variable data (at least one row each)."""
+    """Slices of at most BATCH_MESSAGES rows and about REPLAY_PART_BYTES of variable data (at least one row each)."""
     sizes = pc.binary_length(rows.column("body")).to_numpy(zero_copy_only=False).astype(np.int64)
     overhead = max(0, rows.nbytes - int(sizes.sum())) // max(1, rows.num_rows)
     ends = np.cumsum(sizes + overhead)
     first, done = 0, 0
     while first < rows.num_rows:
-        end = int(np.searchsorted(ends, done + PART_BYTES, side="right"))
+        end = int(np.searchsorted(ends, done + REPLAY_PART_BYTES, side="right"))
         end = min(max(end, first + 1), first + BATCH_MESSAGES)
         yield rows.slice(first, end - first)
         first, done = end, int(ends[end - 1])

@@ -18,7 +18,7 @@ import msgspec
 
 from millpond.core.clock import Clock, SystemClock
 from millpond.core.errors import MillpondError, OffsetExpired, from_info
-from millpond.core.limits import DETAIL_CHARS
+from millpond.core.limits import DETAIL_CHARS, REPLAY_ROUND_SECONDS
 from millpond.spark.http import HttpClient, path_of
 from millpond.spark.plan import ClockName, Stretch, fetch_plan, stretches
 from millpond.spark.publish import Sessions
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _log = logging.getLogger("millpond.spark.replay")
-
-FIRST_ROUND_SECONDS, ROUND_SECONDS = 1.0, 5.0  # how long a task works between two reports
 
 
 class ReplayFilter(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -155,7 +153,7 @@ class _Replay:
     def run(self, spark: SparkSession, progress: Report | None) -> None:
         pieces = self._stretches()
         total = self.read + sum(piece.end - piece.first for some in pieces.values() for piece in some)
-        seconds = FIRST_ROUND_SECONDS
+        seconds = REPLAY_ROUND_SECONDS / 5
         self._report("running")
         while unfinished := [q for q, part in self._ranges.items() if self._at[q] < part.end]:
             steps = [self._step(queue, pieces.get(queue, []), seconds, len(unfinished)) for queue in unfinished]
@@ -166,7 +164,7 @@ class _Replay:
             self._report("running")
             if progress is not None:
                 progress(ReplayProgress(self.replay_id, self.read, self.published, total))
-            seconds = ROUND_SECONDS
+            seconds = REPLAY_ROUND_SECONDS
         for queue in self._ranges:
             Sessions(self._client, self._spec.target, session_id(self.replay_id, queue)).close()
         self._report("done")

@@ -20,14 +20,11 @@ import pyarrow.compute as pc
 from millpond.core.clock import Clock, SystemClock
 from millpond.core.errors import ErrorInfo, MillpondError
 from millpond.core.hashing import hash_binary
-from millpond.core.limits import BATCH_MESSAGES, MIB, READ_MESSAGES
+from millpond.core.limits import BATCH_MESSAGES, READ_MESSAGES, REPLAY_PENDING_BYTES, REPLAY_SCANNED_ROWS
 from millpond.spark.http import HttpClient
 from millpond.spark.plan import ClockName, Stretch
 from millpond.spark.publish import Sessions, message_rows
 from millpond.spark.read_range import Range, read_range, select, tag_set
-
-PENDING_BYTES = 8 * MIB  # selected and not yet published, per task
-SCANNED_ROWS_MOST = 200_000  # between two boundaries, however few rows are selected
 
 
 class Route(msgspec.Struct, frozen=True):
@@ -120,7 +117,7 @@ class _Work:
     @property
     def full(self) -> bool:
         rows_most = min(BATCH_MESSAGES, _burst(self._route.rate))
-        return self._bytes >= PENDING_BYTES or self._rows >= rows_most or self._scanned >= SCANNED_ROWS_MOST
+        return self._bytes >= REPLAY_PENDING_BYTES or self._rows >= rows_most or self._scanned >= REPLAY_SCANNED_ROWS
 
     def take(self, batch: pa.RecordBatch) -> None:
         route = self._route

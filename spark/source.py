@@ -30,10 +30,10 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from millpond.core.limits import TIMESTAMP_MS_MOST
+from millpond.core.limits import SPARK_PARTITION_BYTES, TIMESTAMP_MS_MOST
 from millpond.spark.columns import TABLE, arrow_schema, checked_columns, fitted, struct_type
 from millpond.spark.http import HttpClient
-from millpond.spark.plan import PARTITION_BYTES, ClockName, HistoryPlan, fetch_plan, partitions, stretches
+from millpond.spark.plan import ClockName, HistoryPlan, fetch_plan, partitions, stretches
 from millpond.spark.read_range import Range, read_range, select, tag_set
 
 FORMAT = "millpond"
@@ -148,7 +148,7 @@ def parse_options(given: MutableMapping[str, str]) -> Options:
         tag=named.get("tag"),
         columns=list(TABLE) if not columns else _column_names(columns),
         fail_on_data_loss=_flag("failOnDataLoss", named.get("failondataloss", "true")),
-        partition_bytes=max(1, _whole("partitionBytes", named.get("partitionbytes", str(PARTITION_BYTES)))),
+        partition_bytes=max(1, _whole("partitionBytes", named.get("partitionbytes", str(SPARK_PARTITION_BYTES)))),
     )
 
 

@@ -76,15 +76,15 @@ class TestStep:
 
     def test_lost_answers(self, service: Any, copy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         """A publish whose answer is lost is repeated with the same boundaries and done once."""
-        monkeypatch.setattr(publish, "PART_BYTES", 2_000)
+        monkeypatch.setattr(publish, "REPLAY_PART_BYTES", 2_000)
         service.drop_answers = 3
         assert run_step(step(service)).published == 1_000
         assert copied(service) == {0: list(range(1_000))}
 
     def test_run_again_after_a_kill(self, service: Any, copy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         """A step that starts before what was already published counts it again and does not publish it again."""
-        monkeypatch.setattr(publish, "PART_BYTES", 2_000)
-        monkeypatch.setattr(replay_step, "SCANNED_ROWS_MOST", 100)
+        monkeypatch.setattr(publish, "REPLAY_PART_BYTES", 2_000)
+        monkeypatch.setattr(replay_step, "REPLAY_SCANNED_ROWS", 100)
         run_step(step(service, end=730))
         result = run_step(step(service, at=300))
         assert (result.at, result.read, result.published) == (1_000, 700, 700)
@@ -103,7 +103,7 @@ class TestStep:
 
     def test_a_step_ends_in_time(self, service: Any, copy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         """A step whose time is over stops at a boundary: all before `at` is published, nothing after."""
-        monkeypatch.setattr(replay_step, "SCANNED_ROWS_MOST", 1)
+        monkeypatch.setattr(replay_step, "REPLAY_SCANNED_ROWS", 1)
         monkeypatch.setattr(replay_step, "READ_MESSAGES", 100)
         whole = step(service)
         result = run_step(Step(whole.url, None, whole.route, 0, 0, 1_000, whole.stretches, seconds=0))
