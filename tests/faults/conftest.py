@@ -7,7 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.cuts import SmallDisk, unavailable
 from support.processes import Apart, Process, standalone
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallDisk]:
+    """An ext4 of 192 MiB of its own. Asked for before `start`, so that its users are ended first."""
+    if reason := unavailable(tmp_path_factory.getbasetemp()):
+        pytest.skip(reason)
+    with SmallDisk(tmp_path / "disk", 192) as disk:
+        yield disk
 
 
 @pytest.fixture
