@@ -60,4 +60,6 @@ def _row(line: Line, by_name: dict[str, Line]) -> list[object]:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
+    app.command()(main)
+    app()

@@ -36,7 +36,8 @@ async def nothing() -> AsyncIterator[str]:
     try:
         assert process.stdout is not None
         async with asyncio.timeout(30):
-            yield (await process.stdout.readline()).decode().strip()
+            address = (await process.stdout.readline()).decode().strip()
+        yield address
     finally:
         process.terminate()
         await process.wait()
