@@ -84,10 +84,13 @@ class Story:
             await self._publish(connection)
             await self._consume(connection)
             await self._seal(connection)
-            with self._spark() as spark:
-                self._count(spark)
+            spark = await self._start_spark()
+            try:
+                await asyncio.to_thread(self._count, spark)
                 await self._walk_back(connection)
                 await self._replay(connection, spark)
+            finally:
+                await asyncio.to_thread(spark.stop)
             await self._consume_replayed(connection)
 
     # -- steps ------------------------------------------------------------------------------------------------
@@ -147,7 +150,16 @@ class Story:
             late += sum(stamp >= start_ms for stamp in page.messages["born_ts"].cast(pa.int64()).to_pylist())
         seconds = self._clock.monotonic() - began
         assert pc.any(pc.greater_equal(born, start_ms)).as_py(), "the year goes on after the storm"
-        self._add(Row("walked back", late, len(places), seconds, note=f"to {BLIZZARD[0]:%Y-%m-%d %H:%M} in each queue"))
+        self._add(
+            Row(
+                "walked back",
+                late,
+                len(places),
+                seconds,
+                note=f"to {BLIZZARD[0]:%Y-%m-%d %H:%M} in each queue",
+                moved=0,
+            )
+        )
 
     async def _replay(self, connection: Connection, spark: SparkSession) -> None:
         await Topics(connection).create(REPLAYED, queues=2)
@@ -195,14 +207,9 @@ class Story:
         stormy = pc.and_(pc.equal(self._source["month"], first.month), days)
         return self._messages.filter(pc.and_(stormy, flights.cancelled(self._source)).combine_chunks())
 
-    @contextmanager
-    def _spark(self) -> Iterator[SparkSession]:
+    async def _start_spark(self) -> SparkSession:
         with self._console.status("starting Spark"):
-            spark = session("millpond demo", config={"spark.sql.shuffle.partitions": "4"})
-        try:
-            yield spark
-        finally:
-            spark.stop()
+            return await asyncio.to_thread(session, "millpond demo", config={"spark.sql.shuffle.partitions": "4"})
 
     def _add(self, row: Row) -> None:
         self.rows.append(row)

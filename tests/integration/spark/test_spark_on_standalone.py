@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -9,14 +10,13 @@ import subprocess
 import sys
 import threading
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from millpond.client.connection import Connection
 from millpond.client.producer import Producer
-from millpond.client.topics import Topics
 from millpond.core.hashing import hash_bytes
 from millpond.spark.history import history
 from millpond.spark.http import HttpClient, path_of
@@ -40,37 +40,40 @@ def messages(first: int, count: int) -> pa.RecordBatch:
     )
 
 
-async def publish(url: str, topic: str, batch: pa.RecordBatch) -> None:
-    async with Producer(topic, url=url) as producer:
-        await producer.send_batch(batch)
+def publish(url: str, topic: str, batch: pa.RecordBatch) -> None:
+    async def send() -> None:
+        async with Producer(topic, url=url) as producer:
+            await producer.send_batch(batch)
+
+    asyncio.run(send())
 
 
-async def create(url: str, topic: str, queues: int) -> None:
-    async with Connection(url) as connection:
-        await Topics(connection).create(topic, queues=queues)
+def create(url: str, topic: str, queues: int) -> None:
+    with HttpClient(url) as client:
+        client.send("PUT", path_of("topics", topic), {"queues": queues}, dict[str, Any])
 
 
-async def flush(url: str, topic: str) -> None:
-    async with Connection(url) as connection:
-        await Topics(connection).flush(topic)
+def flush(url: str, topic: str) -> None:
+    with HttpClient(url) as client:
+        client.call("POST", path_of("topics", topic, "flush"))
 
 
 def numbers(frame: DataFrame) -> list[int]:
     return sorted(int(bytes(row.body)) for row in frame.select("body").collect())
 
 
-async def test_history_across_tier_and_store(service: Any, spark: SparkSession) -> None:
+def test_history_across_tier_and_store(service: Any, spark: SparkSession) -> None:
     """Sealed, then more, then sealed again under way: each message once by every way of reading."""
-    await create(service.url, "counted", 3)
-    await publish(service.url, "counted", messages(0, 3_000))
-    await flush(service.url, "counted")
-    await publish(service.url, "counted", messages(3_000, 2_000))
+    create(service.url, "counted", 3)
+    publish(service.url, "counted", messages(0, 3_000))
+    flush(service.url, "counted")
+    publish(service.url, "counted", messages(3_000, 2_000))
     tiered = history(spark, "counted", url=service.url)
     whole = history(spark, "counted", head=True, url=service.url)
     source = spark.read.format("millpond").options(topic="counted", url=service.url).load()
     assert numbers(tiered) == list(range(3_000))
     assert numbers(whole) == list(range(5_000))
-    await flush(service.url, "counted")
+    flush(service.url, "counted")
     assert numbers(whole) == list(range(5_000))
     assert numbers(source) == list(range(5_000))
     born = history(spark, "counted", start=1_500, end=4_500, clock="born", url=service.url)
@@ -81,12 +84,16 @@ async def test_history_across_tier_and_store(service: Any, spark: SparkSession) 
     assert numbers(odd.load()) == [1, 3, 5, 7, 9]
 
 
-def replay(url: str) -> subprocess.Popen[bytes]:
+def replay(url: str, directory: Path) -> subprocess.Popen[bytes]:
     """The command, in a session of its own, so that all of its processes can be killed."""
     command = [sys.executable, "-m", "millpond", "replay", "source", "copy", "--url", url, "--tag", "even"]
     command += ["--from", "1000", "--clock", "born", "--id", "killed", "--rate", str(RATE), "--json"]
     return subprocess.Popen(  # noqa: S603  # this program
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        env={**os.environ, "TMPDIR": str(directory)},
     )
 
 
@@ -117,15 +124,15 @@ def copied(client: HttpClient, topic: str) -> dict[int, list[int]]:
     return found
 
 
-async def test_a_replay_that_is_killed(service: Any) -> None:
+def test_a_replay_that_is_killed(service: Any, tmp_path: Path) -> None:
     """Replay and service are killed with -9 in the middle; run again, each message is at the target once."""
-    await create(service.url, "source", 2)
-    await create(service.url, "copy", 3)
-    await publish(service.url, "source", messages(0, 20_000))
-    await flush(service.url, "source")
-    await publish(service.url, "source", messages(20_000, 10_000))
+    create(service.url, "source", 2)
+    create(service.url, "copy", 3)
+    publish(service.url, "source", messages(0, 20_000))
+    flush(service.url, "source")
+    publish(service.url, "source", messages(20_000, 10_000))
     with HttpClient(service.url) as client:
-        first = replay(service.url)
+        first = replay(service.url, tmp_path)
         wait_until_published(client, 1_000)
         service.kill()
         service.start()
@@ -135,7 +142,7 @@ async def test_a_replay_that_is_killed(service: Any) -> None:
         first.communicate()
         before = sum(queue.end_offset for queue in fetch_plan(client, "copy").queues)
         assert before < 15_000, "it was killed before its end"
-        second = replay(service.url)
+        second = replay(service.url, tmp_path)
         told, _ = second.communicate()
         assert (second.returncode, json.loads(told)["published"]) == (0, 15_000)
         expected: dict[int, list[int]] = {}
