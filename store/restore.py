@@ -40,6 +40,8 @@ def restore(disk: Disk, log: CommitLog, checkpoints: Checkpoints) -> Restored:
         log.open_segments()
     except ValueError as error:
         raise DirectoryRefused(f"log: {error}: restore the missing file from a backup") from error
+    if not log.segments and checkpoint is not None:
+        raise DirectoryRefused("there is a checkpoint but no log: restore log/ from a backup")
     if not log.segments:
         log.add_segment(log.allocate_segment())
     start = checkpoint.head.position if checkpoint is not None else 0

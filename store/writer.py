@@ -104,14 +104,14 @@ class Writer:
         return await asyncio.shield(self._gathered)
 
     async def written(self, position: int) -> None:
-        """Until everything below `position` was handed to the kernel."""
-        self._check()
+        """Until everything below `position` was handed to the kernel. Raises Unavailable(unknown_outcome)."""
+        self._check("unknown_outcome")
         if self._log.written < position:
             await asyncio.shield(self._written.wait(position))
 
     async def flushed(self, position: int) -> None:
-        """Until everything below `position` is on the disk."""
-        self._check()
+        """Until everything below `position` is on the disk. Raises Unavailable(unknown_outcome)."""
+        self._check("unknown_outcome")
         if self._log.flushed < position:
             await asyncio.shield(self._flushed.wait(position))
 
@@ -129,9 +129,9 @@ class Writer:
         except TimeoutError:
             raise Unavailable("flush_behind", "the disk is behind: too many bytes wait to be flushed") from None
 
-    def _check(self) -> None:
+    def _check(self, code: str = "store_unavailable") -> None:
         if self._failed is not None:
-            raise Unavailable("store_unavailable", f"the store has stopped: {self._failed}")
+            raise Unavailable(code, f"the store has stopped: {self._failed}")
 
     # -- the two loops -------------------------------------------------------------------------------------
 
@@ -209,7 +209,8 @@ class Writer:
 
     def _fail(self, error: Exception) -> None:
         self._failed = error
-        failure = Unavailable("store_unavailable", f"the store has stopped: {error}")
+        # Who waits has frames at the tail, which may or may not be on the disk: only recovery will know.
+        failure = Unavailable("unknown_outcome", f"the store has stopped: {error}")
         if self._gathered is not None and not self._gathered.done():
             self._gathered.set_exception(failure)
             self._gathered.exception()
