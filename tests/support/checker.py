@@ -49,6 +49,7 @@ class Sent:
     unknown: int = 0
     places: set[Place] = field(default_factory=set)
     answered: int = -1
+    refused: str = ""
 
     @property
     def copies(self) -> int:
@@ -126,9 +127,10 @@ class Checker:
             sent.places.add(place)
             self._hold(place, payload, "acknowledged")
 
-    def sent_fail(self, payload: str) -> None:
+    def sent_fail(self, payload: str, why: str) -> None:
         """Refused: it must not be there, unless another attempt put it there."""
         self._sent[payload].answered = self.now()
+        self._sent[payload].refused = why
 
     def sent_unknown(self, payload: str) -> None:
         self._sent[payload].unknown += 1
@@ -233,7 +235,7 @@ class Checker:
         for payload, places in found.items():
             sent = self._sent.get(payload)
             if sent is None or sent.topic != next(iter(places)).topic or not sent.copies:
-                self.wrong.append(f"unexpected: {payload!r} at {sorted(places)} was never sent, or refused")
+                self.wrong.append(f"unexpected: {payload!r} at {sorted(places)} was never sent, or refused: {sent}")
             elif len(places) > sent.copies:
                 self.wrong.append(f"{payload!r} is there {len(places)} times: {sorted(places)}; {sent}")
         for sent in self._sent.values():

@@ -228,7 +228,7 @@ class Load:
         else:
             assert answer.status not in (400, 404, 409, 422), answer
             for payload in payloads:
-                (self.checker.sent_unknown if answer.outcome == "unknown" else self.checker.sent_fail)(payload)
+                self._tell_not_ok(payload, answer.outcome == "unknown", f"{answer.status} {answer.body}")
         await self._progressed()
         await asyncio.sleep(PACE_SECONDS if outcomes == {"ok"} else AWAY_SECONDS)
         return outcomes.pop() if len(outcomes) == 1 else "some"
@@ -240,8 +240,14 @@ class Load:
             return "ok"
         assert error["retryable"], error
         unknown = error["code"] in UNKNOWN_CODES
-        (self.checker.sent_unknown if unknown else self.checker.sent_fail)(payload)
+        self._tell_not_ok(payload, unknown, str(error))
         return "unknown" if unknown else "fail"
+
+    def _tell_not_ok(self, payload: str, unknown: bool, why: str) -> None:
+        if unknown:
+            self.checker.sent_unknown(payload)
+        else:
+            self.checker.sent_fail(payload, why)
 
     # -- consumers -----------------------------------------------------------------------------------------
 

@@ -150,7 +150,7 @@ def standalone(
     wrapper: Sequence[str] = (),
 ) -> Process:
     """`millpond standalone` on `data` (default: a folder in `folder`), with segments of 4 MiB unless flags say."""
-    where = ["--data", str(data or folder / "data"), "--log-level", "warning"]
+    where = ["--data", str(data or folder / "data"), "--log-level", "error"]
     segments = [] if "--segment-bytes" in flags else ["--segment-bytes", str(4 << 20)]
     return Process(folder, "standalone", [*where, *segments, *flags], environment=environment, wrapper=wrapper)
 
@@ -163,14 +163,14 @@ class Apart:
         self.secret = folder / "metadata" / "cluster-secret"
         self._tier = str(folder / "tier")
         self._store_flags = store_flags
-        self.metadata = Process(folder, "metadata", ["--data", str(folder / "metadata"), "--log-level", "warning"])
+        self.metadata = Process(folder, "metadata", ["--data", str(folder / "metadata"), "--log-level", "error"])
         self.store: Process
         self.proxy: Process
 
     async def start(self) -> Self:
         await self.metadata.start()
         beside = ["--metadata", self.metadata.url, "--cluster-secret-file", str(self.secret)]
-        beside += ["--tier", self._tier, "--log-level", "warning"]
+        beside += ["--tier", self._tier, "--log-level", "error"]
         data = ["--data", str(self.folder / "store"), "--segment-bytes", str(4 << 20)]
         self.store = Process(self.folder, "store", [*data, *beside, *self._store_flags])
         await self.store.start()
