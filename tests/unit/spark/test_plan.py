@@ -35,6 +35,12 @@ def test_bounds() -> None:
     assert spans(stretches(plan(queues), {0: (0, 60), 2: (4, 99)})) == [(0, 5, 60), (2, 4, 10)]
 
 
+def test_expired_offsets_inside_an_object() -> None:
+    """An object that reaches below the queue's start is read from the start on."""
+    found = stretches(plan([PlanQueue(0, 15, 30, 30)], (0, 10, 30)), {0: (0, 99)}, timed=True)
+    assert spans(found) == [(0, 15, 30)]
+
+
 def test_overlapping_objects_are_read_once() -> None:
     """An object that reaches past tiered_to does not make its offsets twice."""
     found = stretches(plan([PlanQueue(0, 0, 30, 60)], (0, 0, 30), (0, 30, 40)), timed=True)
