@@ -129,7 +129,8 @@ class Coalescer:
                 await self._append(lane, _gather(lane))
         finally:
             del self._lanes[lane.queue.queue_id]
-            for waiting in (*lane.singles, *lane.batches):  # only when this task was ended or died
+            left: list[WaitingSingle | WaitingBatch] = [*lane.singles, *lane.batches]
+            for waiting in left:  # only when this task was ended or died
                 self._bytes -= waiting.size
                 waiting.fail(Unavailable("shutting_down", "this proxy is shutting down; nothing was written"))
 
