@@ -1,4 +1,4 @@
-"""`python -m benchmarks [produce] [consume] [latency] [limits] [--seconds N] [--rounds N] [--folder DIR]`."""
+"""`python -m benchmarks [produce] [consume] [latency] [limits] [restart] [--seconds N] [--rounds N] [--folder DIR]`."""
 
 from __future__ import annotations
 
@@ -8,28 +8,35 @@ import typer
 import uvloop
 from rich.console import Console
 
-from benchmarks import consume, harness, latency, limits, produce, single
+from benchmarks import consume, harness, latency, limits, produce, restart, single
 from benchmarks.harness import Line, Setup
 from millpond.client.command import show
 
 KINDS = {"produce": produce.measure, "consume": consume.measure, "latency": latency.measure}
+KINDS_HELP = "produce, consume, latency, limits (default: these); restart (fills 11 GB)"
 CONSOLE = Console(stderr=True)
 
 
 def main(
-    kinds: Annotated[list[str] | None, typer.Argument(help="produce, consume, latency, limits; default all")] = None,
+    kinds: Annotated[
+        list[str] | None, typer.Argument(help="produce, consume, latency, limits; default these; restart")
+    ] = None,
     seconds: Annotated[float, typer.Option(help="For each round")] = 4.0,
     rounds: Annotated[int, typer.Option(help="The median of so many counts")] = 3,
     message_bytes: Annotated[int, typer.Option("--bytes", help="Body of a message")] = 1024,
     queues: Annotated[int, typer.Option(help="Queues of each topic")] = 4,
+    fill_queues: Annotated[int, typer.Option(help="restart: queues of the log that is opened")] = 10_000,
+    fill_messages: Annotated[int, typer.Option(help="restart: messages in it")] = 10_000_000,
     folder: Annotated[str, typer.Option(help="Where the service writes: the disk to be measured")] = "",
 ) -> None:
     """Measure a fresh standalone service beside the machine's own limits."""
     chosen = kinds or [*KINDS, "limits"]
-    if set(chosen) - {*KINDS, "limits"}:
-        raise typer.BadParameter(f"choose from {', '.join(KINDS)} and limits")
+    if set(chosen) - {*KINDS, "limits", "restart"}:
+        raise typer.BadParameter(f"choose from {', '.join(KINDS)}, limits and restart")
     setup = Setup(seconds, rounds, message_bytes, queues, folder=folder)
     lines = uvloop.run(_measure(chosen, setup))
+    if "restart" in chosen:
+        lines += uvloop.run(restart.measure(setup, CONSOLE.print, fill_queues, fill_messages))
     path = harness.write(lines, setup)
     by_name = {line.name: line for line in lines}
     about = harness.machine()

@@ -61,7 +61,7 @@ async def service(folder: str) -> AsyncIterator[str]:
             "--log-level", "warning", stdout=asyncio.subprocess.PIPE,
         )  # fmt: skip
         try:
-            yield await _address(process)
+            yield await address_of(process)
         finally:
             if process.returncode is None:
                 process.terminate()
@@ -69,7 +69,8 @@ async def service(folder: str) -> AsyncIterator[str]:
                 await process.wait()
 
 
-async def _address(process: asyncio.subprocess.Process) -> str:
+async def address_of(process: asyncio.subprocess.Process) -> str:
+    """Where a service that was just started listens, once it is ready."""
     assert process.stdout is not None
     async with asyncio.timeout(START_SECONDS):
         async for line in process.stdout:

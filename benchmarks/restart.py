@@ -1,0 +1,128 @@
+"""How long a killed service takes to be ready again, and what it holds in memory then.
+
+Fills a fresh directory over HTTP (10,000 queues, 10 M messages of 1 KiB by default: 11 GB), kills the service under
+load with SIGKILL, and starts it again on the same directory: from the start of the process to `ready`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+from asyncio.subprocess import Process
+from collections.abc import Callable
+from pathlib import Path
+
+import aiohttp
+import pyarrow as pa
+
+from benchmarks.harness import Line, Setup, address_of
+from millpond.core.clock import SystemClock
+from millpond.core.schema import message_schema
+
+QUEUES_PER_TOPIC = 1_000
+LANES = 8
+REQUEST_SECONDS = 60.0
+KEEP_LOCAL_BYTES = 1 << 40  # nothing is recycled: the whole log is there to be opened
+
+
+async def measure(setup: Setup, tell: Callable[[str], None], queues: int, messages: int) -> list[Line]:
+    """Lines: seconds to ready after SIGKILL, once for each round; MiB of anonymous memory after each start."""
+    seconds: list[float] = []
+    memory: list[float] = []
+    with tempfile.TemporaryDirectory(prefix="millpond-bench-", dir=setup.folder or None) as data:
+        process, url, _ = await _start(data)
+        try:
+            tell(f"filling {queues:,} queues with {messages:,} messages")
+            await _fill(url, setup.message_bytes, queues, messages)
+            for number in range(setup.rounds):
+                tell(f"kill -9 under load, round {number + 1} of {setup.rounds}")
+                await _kill_under_load(process, url, setup.message_bytes)
+                process, url, took = await _start(data)
+                seconds.append(took)
+                memory.append(anonymous_mib(process.pid))
+        finally:
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+    note = f"{queues:,} queues, {messages:,} messages"
+    return [
+        Line("ready after kill -9", "s", seconds, note=note),
+        Line("memory at rest (RssAnon)", "MiB", memory, note=note),
+    ]
+
+
+def anonymous_mib(pid: int) -> float:
+    """RssAnon of a process."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) / 1024
+    return 0.0
+
+
+async def _start(data: str) -> tuple[Process, str, float]:
+    clock = SystemClock()
+    began = clock.monotonic()
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "millpond", "standalone", "--data", f"{data}/data", "--port", "0",
+        "--log-level", "error", "--local-bytes", str(KEEP_LOCAL_BYTES), stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    url = await address_of(process)
+    return process, url, clock.monotonic() - began
+
+
+def _stream(count: int, size: int) -> bytes:
+    schema = message_schema(0)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema) as writer:
+        writer.write_batch(pa.record_batch([pa.array([bytes(size)] * count, pa.binary())], schema=schema))
+    return bytes(sink.getvalue())
+
+
+async def _fill(url: str, size: int, queues: int, messages: int) -> None:
+    per_queue = max(1, messages // queues)
+    body = _stream(min(per_queue, 1_000), size)
+    work = [
+        (f"t{number // QUEUES_PER_TOPIC}", number % QUEUES_PER_TOPIC)
+        for _ in range(max(1, per_queue // 1_000))
+        for number in range(queues)
+    ]
+    timeout = aiohttp.ClientTimeout(total=REQUEST_SECONDS)
+    async with aiohttp.ClientSession(url, timeout=timeout) as session:
+        for topic in range(-(-queues // QUEUES_PER_TOPIC)):
+            settings = {"queues": min(QUEUES_PER_TOPIC, queues - topic * QUEUES_PER_TOPIC), "durability": "memory"}
+            async with session.put(f"/v1/topics/t{topic}", json=settings) as answer:
+                answer.raise_for_status()
+
+        async def lane(number: int) -> None:
+            for topic, queue in work[number::LANES]:
+                await _post(session, topic, queue, body)
+
+        await asyncio.gather(*(lane(number) for number in range(LANES)))
+
+
+async def _post(session: aiohttp.ClientSession, topic: str, queue: int, body: bytes) -> None:
+    headers = {
+        "Content-Type": "application/vnd.apache.arrow.stream", "Millpond-Queue": str(queue), "Prefer": "return=minimal",
+    }  # fmt: skip
+    async with session.post(f"/v1/topics/{topic}/messages", data=body, headers=headers) as answer:
+        answer.raise_for_status()
+        await answer.read()
+
+
+async def _kill_under_load(process: Process, url: str, size: int) -> None:
+    body = _stream(100, size)
+    async with aiohttp.ClientSession(url, timeout=aiohttp.ClientTimeout(total=REQUEST_SECONDS)) as session:
+
+        async def load(number: int) -> None:
+            try:
+                while True:
+                    await _post(session, "t0", number, body)
+            except aiohttp.ClientError:
+                return
+
+        loads = asyncio.gather(*(load(number) for number in range(LANES)))
+        await asyncio.sleep(1.0)
+        process.kill()
+        await process.wait()
+        await loads
