@@ -118,7 +118,7 @@ class Handout:
             await self._take_due(place, self._due_left)
             if not self.satisfied:
                 await self._take_new(place, claim_number)
-            if not self.satisfied and place.cursor.earliest_due <= self.now:
+            if not self.satisfied and place.cursor.has_due(self.now):
                 self.more_due.append(place)
 
     async def visit_again(self, place: Place) -> None:

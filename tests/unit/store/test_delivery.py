@@ -377,6 +377,15 @@ async def test_a_waiter_who_found_nothing_keeps_its_place(bench: Bench) -> None:
     assert (first.done(), second.done()) == (True, False)
 
 
+async def test_single_receives_get_a_nacked_message_every_time(bench: Bench) -> None:
+    """Receives of one message, the only one nacked again and again: none of them misses it."""
+    bench.put(1)
+    for attempt in range(1, 6):
+        grant = await bench.take(1)
+        assert attempts(grant) == [attempt]
+        await bench.settle(grant, "nack")
+
+
 async def test_cancelled_waiter_leaves_the_line(bench: Bench) -> None:
     """A waiter that goes away gets nothing, also when it was woken already."""
     first, second = bench.waiting(), bench.waiting()
