@@ -13,6 +13,8 @@ from typing import Any
 
 _log = logging.getLogger("millpond.tasks")
 
+CANCEL_AGAIN_SECONDS = 1.0
+
 OnDeath = Callable[[str, BaseException], None]
 
 
@@ -40,11 +42,13 @@ class Tasks:
     async def close(self) -> None:
         """Cancel all tasks and wait until they have ended. Idempotent; a task may not close its own owner."""
         self._closed = True
-        tasks = list(self._tasks)
-        assert asyncio.current_task() not in tasks, "a task cannot wait for its own end"
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        assert asyncio.current_task() not in self._tasks, "a task cannot wait for its own end"
+        while self._tasks:
+            for task in self._tasks:
+                task.cancel()
+            # a task may meet an answer and the cancel in one turn and go on with the answer: it is told again
+            await asyncio.wait(self._tasks, timeout=CANCEL_AGAIN_SECONDS)
+            await asyncio.sleep(0)  # lets `_ended` run
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)

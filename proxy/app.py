@@ -19,7 +19,7 @@ from millpond.core.http.call import BodyPace
 from millpond.core.http.connection import Bounds
 from millpond.core.http.routing import Route, Router
 from millpond.core.http.server import DRAIN_SECONDS, HttpServer
-from millpond.core.tasks import Tasks
+from millpond.core.tasks import OnDeath, Tasks
 from millpond.core.tier.objects import ObjectStore
 from millpond.core.tier.reader import TierReader
 from millpond.metadata.client import MetadataClient, StoreInfo
@@ -79,9 +79,10 @@ class Proxy:
     ) -> None:
         assert (stores is None) != (open_store is None), "stores are given, or there is a way to open them"
         self._config = config
-        self._directory = None if open_store is None else _StoreDirectory(metadata, open_store)
+        self.failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+        self._directory = None if open_store is None else _StoreDirectory(metadata, open_store, self._on_death)
         on_change = self._directory.wake if self._directory is not None else None
-        self._catalog = Catalog(metadata, clock, on_change)
+        self._catalog = Catalog(metadata, clock, on_change, self._on_death)
         self._tier = TierReader(objects, config.tier_cache_bytes, config.cold_reads, clock)
         known = Stores(self._directory.clients if self._directory is not None else dict(stores or {}))
         self.parts = Parts(
@@ -97,7 +98,9 @@ class Proxy:
             reader=RangeReader(known, metadata, self._tier, FrameCache(config.frame_cache_bytes)),
             counters=Counters(),
         )
-        self._server = HttpServer(Router(all_routes()), KeyGate(self._catalog), self.parts, random, _bounds(config))
+        self._server = HttpServer(
+            Router(all_routes()), KeyGate(self._catalog), self.parts, random, _bounds(config), self._on_death
+        )
         self._gauges()
 
     @property
@@ -133,6 +136,11 @@ class Proxy:
             await self._directory.close()
         await self._tier.close()
 
+    def _on_death(self, _name: str, error: BaseException) -> None:
+        """A task without which this proxy would go on with stale knowledge: `failed` is done, its process ends."""
+        if not self.failed.done():
+            self.failed.set_result(error)
+
     def _gauges(self) -> None:
         counters, server = self.parts.counters, self._server
         counters.gauge("connections", lambda: float(server.connections))
@@ -158,13 +166,13 @@ class _Opened:
 class _StoreDirectory:
     """The registered stores as clients, kept up to date; a store that moved is opened anew."""
 
-    def __init__(self, metadata: MetadataClient, open_store: OpenStore) -> None:
+    def __init__(self, metadata: MetadataClient, open_store: OpenStore, on_death: OnDeath) -> None:
         self.clients: dict[str, StoreClient] = {}
         self._metadata = metadata
         self._open_store = open_store
         self._opened: dict[str, _Opened] = {}
         self._moved = asyncio.Event()
-        self._tasks = Tasks()
+        self._tasks = Tasks(on_death)
 
     async def start(self) -> None:
         try:

@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from millpond.core import limits
 from millpond.core.clock import Clock
 from millpond.core.errors import Conflict, MillpondError, NotFound, Unauthenticated, Unavailable
-from millpond.core.tasks import Tasks
+from millpond.core.tasks import OnDeath, Tasks
 from millpond.metadata.client import (
     DEFAULT_TENANT,
     Changes,
@@ -53,7 +53,13 @@ class _Known(NamedTuple):
 class Catalog:
     """`on_change` is called after each turn of the feed that brought something (a store may have moved, too)."""
 
-    def __init__(self, metadata: MetadataClient, clock: Clock, on_change: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        metadata: MetadataClient,
+        clock: Clock,
+        on_change: Callable[[], None] | None = None,
+        on_death: OnDeath | None = None,
+    ) -> None:
         self._on_change = on_change
         self._metadata = metadata
         self._clock = clock
@@ -65,7 +71,7 @@ class Catalog:
         self._version = 0
         self._fresh_at = -float("inf")
         self._open = False
-        self._tasks = Tasks()
+        self._tasks = Tasks(on_death)
 
     # -- life
     async def start(self) -> None:

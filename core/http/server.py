@@ -25,7 +25,7 @@ from millpond.core.http.call import Call, Principal
 from millpond.core.http.connection import REFUSED_CONNECTIONS, Bounds, Connection, headers_too_large
 from millpond.core.http.problem import problem_response
 from millpond.core.http.routing import Route, Router, Scope
-from millpond.core.tasks import Tasks
+from millpond.core.tasks import OnDeath, Tasks
 
 BACKLOG = 4_096  # connections the kernel holds until they are accepted
 DRAIN_SECONDS = 10.0  # requests under way may take so long to end when the listener stops
@@ -47,13 +47,22 @@ class Gate(Protocol):
 class HttpServer:
     """`requests`: how many answers of each status. `parts` is handed to the handlers, untouched."""
 
-    def __init__(self, router: Router, gate: Gate, parts: Any, random: Random, bounds: Bounds | None = None) -> None:
+    def __init__(
+        self,
+        router: Router,
+        gate: Gate,
+        parts: Any,
+        random: Random,
+        bounds: Bounds | None = None,
+        on_death: OnDeath | None = None,
+    ) -> None:
+        """`on_death` is told when the listener's own task dies: it can no longer bound its connections."""
         self._router = router
         self._gate = gate
         self._parts = parts
         self._bounds = bounds or Bounds()
         self._names = (f"{prefix}-{number}" for prefix in [random.bytes(6).hex()] for number in itertools.count(1))
-        self._tasks = Tasks()
+        self._tasks = Tasks(on_death)
         self._server: _Server | None = None
         self._listener: asyncio.Server | None = None
         self._draining = False

@@ -24,7 +24,7 @@ from millpond.metadata import server as metadata_server
 from millpond.metadata.local import LocalMetadata
 from millpond.metadata.remote import RemoteMetadata
 from millpond.proxy.app import Proxy
-from millpond.standalone import check_tier, made
+from millpond.standalone import check_tier, first_failure, made
 from millpond.store import server as store_server
 from millpond.store.local import LocalStore
 from millpond.store.remote import RemoteStore
@@ -33,9 +33,16 @@ from millpond.store.remote import RemoteStore
 class Part:
     """One part, up."""
 
-    def __init__(self, name: str, address: str, facts: dict[str, str], ends: AsyncExitStack) -> None:
+    def __init__(
+        self,
+        name: str,
+        address: str,
+        facts: dict[str, str],
+        ends: AsyncExitStack,
+        failed: asyncio.Future[BaseException],
+    ) -> None:
         self.address = address
-        self.failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+        self.failed = failed
         self._name, self._facts, self._ends = name, facts, ends
 
     def greeting(self) -> list[str]:
@@ -56,8 +63,8 @@ async def start_metadata(config: Config) -> Part:
         url = config.metadata.database or f"sqlite:///{data / 'metadata.db'}"
         metadata = await LocalMetadata.open(url, clock, random)
         ends.push_async_callback(metadata.close)
-        server = await _serve(metadata_server.routes(metadata), config.metadata.listen, secret, ends)
-        return Part("metadata", server.address, {"secret": str(secret_file)}, ends.pop_all())
+        server, failed = await _serve(metadata_server.routes(metadata), config.metadata.listen, secret, ends)
+        return Part("metadata", server.address, {"secret": str(secret_file)}, ends.pop_all(), failed)
 
 
 async def start_store(config: Config) -> Part:
@@ -75,11 +82,9 @@ async def start_store(config: Config) -> Part:
         settings = msgspec.structs.replace(config.store, advertise=advertise)
         store = await LocalStore.open(settings, config.tier, metadata, objects, clock, random)
         ends.push_async_callback(store.close)
-        server = await _serve(store_server.routes(store), listen, secret, ends)
+        server, failed = await _serve(store_server.routes(store), listen, secret, ends)
         facts = {"group": config.store.group, "data": config.store.data, "tier": objects.url}
-        part = Part("store", server.address, facts, ends.pop_all())
-        part.failed = store.failed
-        return part
+        return Part("store", server.address, facts, ends.pop_all(), first_failure(store.failed, failed))
 
 
 async def start_proxy(config: Config) -> Part:
@@ -99,15 +104,23 @@ async def start_proxy(config: Config) -> Part:
         await proxy.start()
         ends.push_async_callback(proxy.stop)
         facts = {"metadata": config.proxy.metadata, "tier": objects.url, "docs": f"{proxy.address}/docs"}
-        return Part("proxy", proxy.address, facts, ends.pop_all())
+        return Part("proxy", proxy.address, facts, ends.pop_all(), proxy.failed)
 
 
-async def _serve(routes: list[Route], listen: str, secret: str, ends: AsyncExitStack) -> HttpServer:
-    """An internal listener: whoever does not show the cluster secret is refused."""
-    server = HttpServer(Router(routes), SecretGate(secret), None, SystemRandom())
+async def _serve(
+    routes: list[Route], listen: str, secret: str, ends: AsyncExitStack
+) -> tuple[HttpServer, asyncio.Future[BaseException]]:
+    """An internal listener: whoever does not show the cluster secret is refused; and what its death completes."""
+    failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+
+    def on_death(_name: str, error: BaseException) -> None:
+        if not failed.done():
+            failed.set_result(error)
+
+    server = HttpServer(Router(routes), SecretGate(secret), None, SystemRandom(), on_death=on_death)
     await server.start(listen)
     ends.push_async_callback(server.stop)
-    return server
+    return server, failed
 
 
 def _secret(path: Path, make: bool = False) -> str:

@@ -55,7 +55,8 @@ class Standalone:
             proxy = Proxy(config.proxy, metadata, objects, clock, random, stores=stores)
             await proxy.start()
             ends.push_async_callback(proxy.stop)
-            running = cls(config, proxy, objects, store.failed, not await metadata.keys_exist())
+            failed = first_failure(store.failed, proxy.failed)
+            running = cls(config, proxy, objects, failed, not await metadata.keys_exist())
             running._ends = ends.pop_all()
             return running
 
@@ -72,6 +73,19 @@ class Standalone:
 
     async def close(self) -> None:
         await self._ends.aclose()
+
+
+def first_failure(*parts: asyncio.Future[BaseException]) -> asyncio.Future[BaseException]:
+    """Done once one of the parts has failed."""
+    failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+
+    def note(part: asyncio.Future[BaseException]) -> None:
+        if not part.cancelled() and not failed.done():
+            failed.set_result(part.result())
+
+    for part in parts:
+        part.add_done_callback(note)
+    return failed
 
 
 def first_step(address: str) -> str:
