@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.cuts import SmallDisk, unavailable
+from support.load import Http
 from support.processes import Apart, Process, standalone
 
 
@@ -46,3 +47,17 @@ def apart(tmp_path: Path) -> Iterator[Callable[..., Apart]]:
     yield make
     for parts in made:
         parts.close()
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[Callable[[Process | Apart], Http]]:
+    """`client(service)`: an HTTP client of a service that is ready, closed after the test."""
+    made: list[Http] = []
+
+    def make(service: Process | Apart) -> Http:
+        made.append(Http(service.url))
+        return made[-1]
+
+    yield make
+    for one in made:
+        await one.close()

@@ -15,6 +15,7 @@ from support.load import Http
 from support.processes import Process
 
 Start = Callable[..., Process]
+Client = Callable[[Process], Http]
 
 
 async def refusal(process: Process, *wanted: str) -> str:
@@ -37,14 +38,13 @@ def used(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture
-async def data(used: Path, tmp_path: Path, start: Start) -> Path:
+async def data(used: Path, tmp_path: Path, start: Start, client: Client) -> Path:
     """A copy of it."""
-    if not used.exists():
+    if not used.exists():  # noqa: ASYNC240  # the first test makes it
         service = await start(name="first", data=used).start()
-        http = Http(service.url)
+        http = client(service)
         await http.ok("PUT", "/v1/topics/kept", {"queues": 1})
         await http.ok("POST", "/v1/topics/kept/messages", {"messages": [{"body": "kept"}]})
-        await http.close()
         assert await service.stop() == 0
     return Path(shutil.copytree(used, tmp_path / "copy", copy_function=_copy_sparse))
 
@@ -57,47 +57,45 @@ def _copy_sparse(source: str, target: str) -> None:
     shutil.copymode(source, target)
 
 
-async def starts_again(process: Process) -> None:
+async def starts_again(process: Process, client: Client) -> None:
     """Once the cause is gone the same directory serves its message."""
     await process.start()
-    http = Http(process.url)
+    http = client(process)
     _, _, found = await http.whole("kept", 0)
     assert [one["body"] for one in found] == ["kept"]
-    await http.close()
     assert await process.stop() == 0
 
 
-async def test_a_second_process_on_the_same_directory(start: Start, data: Path) -> None:
+async def test_a_second_process_on_the_same_directory(start: Start, data: Path, client: Client) -> None:
     """It is refused, and the first one goes on as if nothing had been."""
     first = await start(data=data).start()
     await refusal(start(name="second", data=data), "another process is using this data directory", "stop it first")
-    http = Http(first.url)
+    http = client(first)
     await http.ok("POST", "/v1/topics/kept/messages", {"messages": [{"body": "more"}]})
-    await http.close()
     assert await first.stop() == 0
 
 
-async def test_a_port_in_use(start: Start, data: Path, tmp_path: Path) -> None:
+async def test_a_port_in_use(start: Start, data: Path, tmp_path: Path, client: Client) -> None:
     """The line names the port; the directory is free again afterwards."""
     first = await start(name="holder", data=tmp_path / "other").start()
     second = start(data=data)
     second.port = first.port
     await refusal(second, f"127.0.0.1:{first.port}", "in use")
     second.port = 0
-    await starts_again(second)
+    await starts_again(second, client)
 
 
 async def test_a_directory_of_another_group(start: Start, data: Path) -> None:
     await refusal(start("--group", "b", data=data), "belongs to store group 'a'", "--group a")
 
 
-async def test_a_directory_of_a_newer_format(start: Start, data: Path) -> None:
+async def test_a_directory_of_a_newer_format(start: Start, data: Path, client: Client) -> None:
     identity = data / "store" / "store.json"
     known = identity.read_text()
     identity.write_text(json.dumps(json.loads(known) | {"format": 99}))
     await refusal(start(data=data), "format 99", "newer release")
     identity.write_text(known)
-    await starts_again(start(name="right", data=data))
+    await starts_again(start(name="right", data=data), client)
 
 
 async def test_a_newer_database(start: Start, data: Path) -> None:
@@ -118,7 +116,7 @@ def _version_column(database: sqlite3.Connection) -> tuple[str, str]:
     raise AssertionError(f"no schema version in {tables}")
 
 
-async def test_a_corrupt_database(start: Start, data: Path) -> None:
+async def test_a_corrupt_database(start: Start, data: Path, client: Client) -> None:
     """Not started, not written to; with the file put back all is there."""
     database = data / "metadata.db"
     whole = database.read_bytes()
@@ -128,16 +126,16 @@ async def test_a_corrupt_database(start: Start, data: Path) -> None:
     await refusal(start(data=data), "metadata")
     assert database.read_bytes() == broken
     database.write_bytes(whole)
-    await starts_again(start(name="right", data=data))
+    await starts_again(start(name="right", data=data), client)
 
 
-async def test_a_locked_database(start: Start, data: Path) -> None:
+async def test_a_locked_database(start: Start, data: Path, client: Client) -> None:
     """Another program holds the database: refused after the busy timeout, started once it is released."""
     with closing(sqlite3.connect(data / "metadata.db", isolation_level=None)) as holder:
         holder.execute("PRAGMA locking_mode=EXCLUSIVE")
         holder.execute("BEGIN EXCLUSIVE")
         await refusal(start(data=data), "metadata database", "locked")
-    await starts_again(start(name="right", data=data))
+    await starts_again(start(name="right", data=data), client)
 
 
 @pytest.mark.parametrize("what", ["store.json", "log"])

@@ -21,7 +21,9 @@ It is told of events in the order in which the client saw them; `now` numbers th
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple
 
 from millpond.core.clock import SystemClock
@@ -210,12 +212,12 @@ class Checker:
     def unknown(self) -> int:
         return sum(sent.unknown for sent in self._sent.values())
 
-    def check(self, groups: dict[str, list[str]], *, least: int, faults: int) -> None:
-        """Raises AssertionError naming what is wrong. `groups`: group name -> topics it must have drained. `least`:
-        acknowledgements before the first, between any two and after the last of `faults` faults."""
+    def check(self, groups: Sequence[str], *, least: int, faults: int) -> None:
+        """Raises AssertionError naming what is wrong. `groups`: they must have drained every topic that was read
+        whole. `least`: acknowledgements before the first, between any two and after the last of `faults` faults."""
         self._check_messages()
-        for group, topics in groups.items():
-            for topic in topics:
+        for topic in list(self._whole):
+            for group in groups:
                 self._check_group(group, topic)
         self._check_deliveries()
         self._check_worth(least, faults)
@@ -294,6 +296,6 @@ class Checker:
     def _check_worth(self, least: int, faults: int) -> None:
         assert len(self._faults) == faults, f"{len(self._faults)} faults happened, {faults} were meant to"
         borders = [0, *(fault.at for fault in self._faults), self._events + 1]
-        for first, end in zip(borders, borders[1:], strict=False):
+        for first, end in pairwise(borders):
             count = sum(first < at < end for at in self._ok_at)
             assert count >= least, f"only {count} messages were acknowledged between two faults"

@@ -100,7 +100,7 @@ class SmallDisk:
 
 
 def _run(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_SECONDS)  # noqa: S603  # fixed tools
+    done = subprocess.run(command, capture_output=True, check=False, text=True, timeout=COMMAND_SECONDS)  # noqa: S603
     assert done.returncode == 0, f"{' '.join(command)}: {done.stderr.strip()}"
     return done.stdout.strip()
 
