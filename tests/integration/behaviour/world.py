@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import itertools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -144,6 +145,8 @@ class Http:
         if body is not None:
             data = msgspec.json.encode(body)
             sent.setdefault("Content-Type", JSON)
+        if isinstance(data, bytes) and len(data) > 1 << 20:
+            data = io.BytesIO(data)  # aiohttp warns of large bodies as bytes
         url = URL(self.url + path, encoded=True)
         async with self.session.request(method, url, data=data, headers=sent) as response:
             return Answer(response.status, response.headers, await response.read())
