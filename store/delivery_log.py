@@ -40,24 +40,24 @@ class EngineLog:
 
     async def tag_hashes(self, queue_id: int, first: int, end: int) -> npt.NDArray[np.uint32]:
         """Of [first, end); shorter when something stands in between that is not on this disk. Raises Internal."""
-        return self._entries(queue_id, first, end)["tag_hash"]
+        return (await self._entries(queue_id, first, end))["tag_hash"]
 
     async def timestamp_at(self, queue_id: int, offset: int) -> int:
         """Store timestamp (ms) of a message; -1 when it is not on this disk."""
-        spots = self._directory.spots(queue_id, offset, 1)
+        spots = await self._directory.spots(queue_id, offset, 1)
         return (await self._reader.timestamps(spots))[0] if spots else -1
 
     async def row_bytes(self, queue_id: int, first: int, end: int) -> npt.NDArray[np.float64]:
         """An estimate for each of [first, end): its share of its frame."""
-        entries = self._entries(queue_id, first, end)
+        entries = await self._entries(queue_id, first, end)
         positions = entries["position"]
         _, inverse, counts = np.unique(positions, return_inverse=True, return_counts=True)
         return entries["length"] / counts[inverse]
 
-    def _entries(self, queue_id: int, first: int, end: int) -> npt.NDArray[np.void]:
+    async def _entries(self, queue_id: int, first: int, end: int) -> npt.NDArray[np.void]:
         if first >= end:
             return np.empty(0, ENTRY)
-        entries = self._directory.entries(queue_id, first, end - first)
+        entries = await self._directory.entries(queue_id, first, end - first)
         if not len(entries):
             raise self._reads.missing(queue_id, first)
         return entries
@@ -70,7 +70,7 @@ class EngineLog:
         if not len(offsets):
             return []
         first = int(offsets[0])
-        entries = self._directory.entries(queue_id, first, int(offsets[-1]) + 1 - first)
+        entries = await self._directory.entries(queue_id, first, int(offsets[-1]) + 1 - first)
         chosen: list[FrameSpot] = []
         size = 0
         for spot in spots_of(entries, first):

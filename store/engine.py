@@ -303,6 +303,7 @@ class Engine:
         self.writer.stop()
         self.housekeeping.stop()
         self.reader.close()
+        self.directory.stop()
         self.log.close()
         self._disk.close()
 

@@ -98,7 +98,8 @@ class Housekeeping:
         old = self._recyclable()
         if old is not None:
             assert log.drop_first_segment() is old
-            self._tail.directory.drop(old.base)
+            self._tail.directory.forget(old.base)
+            await self._tail.directory.remove_file(old.base)
             segment = await loop.run_in_executor(self._threads, log.recycle_segment, old)
             self.segments_recycled += 1
         else:
@@ -116,7 +117,8 @@ class Housekeeping:
 
     async def release(self, old: Segment) -> None:
         """Give a segment's room back to the disk; it has left the log already."""
-        self._tail.directory.drop(old.base)
+        self._tail.directory.forget(old.base)
+        await self._tail.directory.remove_file(old.base)
         await asyncio.get_running_loop().run_in_executor(self._threads, self._tail.log.remove_segment_file, old)
         self.segments_recycled += 1
 
@@ -130,19 +132,17 @@ class Housekeeping:
 
     async def write_indexes(self) -> None:
         """Write the `.idx` of every full segment whose frames are all on the disk."""
-        loop = asyncio.get_running_loop()
         directory = self._tail.directory
         for index in directory.closing():
             await self._writer.flushed(index.base + self._tail.log.segment_bytes)
             try:
-                await loop.run_in_executor(self._threads, directory.write_closed, index)
+                await directory.close_segment(index)
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise
                 self._index_wake.set()  # it still answers from memory; tried again with the next roll
                 await asyncio.sleep(RETRY_SECONDS)
                 return
-            directory.adopt_closed(index)
 
     # -- checkpoints ---------------------------------------------------------------------------------------
 

@@ -85,14 +85,14 @@ class Reads:
             ends = self.ends(request.queue_id)
         if request.offset >= ends.end_offset:
             return ReadResult([], request.offset, ends)
-        spots, next_offset = self._choose(request, ends)
+        spots, next_offset = await self._choose(request, ends)
         frames = await self._reader.frames(spots)
         return ReadResult(frames, next_offset, self.ends(request.queue_id))
 
-    def _choose(self, request: ReadRequest, ends: QueueEnds) -> tuple[list[FrameSpot], int]:
+    async def _choose(self, request: ReadRequest, ends: QueueEnds) -> tuple[list[FrameSpot], int]:
         """The frames this read gives, and the offset where the next one goes on."""
         most = min(ends.end_offset - request.offset, SCAN_ENTRIES if request.tag_hashes else request.max_messages)
-        entries = self._directory.entries(request.queue_id, request.offset, most)
+        entries = await self._directory.entries(request.queue_id, request.offset, most)
         if not len(entries):
             raise self.missing(request.queue_id, request.offset)
         spots = spots_of(entries, request.offset)
@@ -155,10 +155,10 @@ class Reads:
         if queue.last_ts < ts:
             return end
         floor = self._directory.time_floor(ts)
-        offset = self._directory.entries_from_position(queue.ref.queue_id, floor)
+        offset = await self._directory.first_from_position(queue.ref.queue_id, floor)
         offset = max(queue.local_offset, queue.start_offset) if offset is None else max(offset, queue.start_offset)
         while offset < end:
-            entries = self._directory.entries(queue.ref.queue_id, offset, min(end - offset, 4096))
+            entries = await self._directory.entries(queue.ref.queue_id, offset, min(end - offset, 4096))
             if not len(entries):
                 raise self.missing(queue.ref.queue_id, offset)
             spots = spots_of(entries, offset)
@@ -174,7 +174,7 @@ class Reads:
         offset, end = max(queue.local_offset, queue.start_offset), queue.confirmed_end
         while offset < end:
             request = ReadRequest(queue.ref.queue_id, offset, end - offset, _BORN_SCAN_BYTES)
-            spots, next_offset = self._choose(request, queue.ends())
+            spots, next_offset = await self._choose(request, queue.ends())
             frames = await self._reader.frames(spots)
             found = await asyncio.get_running_loop().run_in_executor(None, _first_born, frames, offset, ts)
             if found is not None:
@@ -186,7 +186,7 @@ class Reads:
 
     async def find(self, request: FindRequest) -> list[StoredFrame]:
         """Confirmed frames that hold a row of this key hash, newest first, within the times given."""
-        spots = self._directory.key_spots(request.queue_ids, request.key_hash)
+        spots = await self._directory.key_spots(request.queue_ids, request.key_hash)
         found: list[StoredFrame] = []
         for start in range(len(spots), 0, -64):
             some = [FrameSpot(position, length, 0, 0) for position, length in spots[max(0, start - 64) : start]]

@@ -83,8 +83,7 @@ class _Replay:
         for queue in self.fold.queues:
             queue.confirmed_end = queue.next_offset
         for old in self.directory.closing():
-            self.directory.write_closed(old)
-            self.directory.adopt_closed(old)
+            self.directory.close_segment_now(old)
         self._complaints += [f"mended one bit of the frame header at {position}" for position in found.mended]
         epochs = [*(head.epochs if head else []), *found.epochs]
         return Restored(
@@ -152,7 +151,7 @@ class _Replay:
         most = (end - position) // 8
         lost: list[tuple[int, int, int]] = []
         for queue in self.fold.queues:
-            last = self.directory.entries(queue.ref.queue_id, queue.next_offset - 1, 1)
+            last = self.directory.last_entry_now(queue.ref.queue_id, queue.next_offset - 1)
             if not len(last) or int(last["position"][0]) < position:
                 lost.append((queue.ref.queue_id, queue.next_offset, queue.next_offset + most))
                 self.fold.queues.appended(queue.ref.queue_id, queue.next_offset + most, queue.last_ts)

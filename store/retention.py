@@ -147,7 +147,7 @@ class Retention:
                 continue
             first, end = int(run["first"]), int(run["first"]) + int(run["count"])
             first = max(first, min(queue.tiered_to, end))
-            spots += self._tail.directory.spots(int(run["queue"]), first, end - first)
+            spots += await self._tail.directory.spots(int(run["queue"]), first, end - first)
         for start in range(0, len(spots), _COPY_FRAMES):
             for frame in await self._reader.frames(spots[start : start + _COPY_FRAMES]):
                 if oldest.base <= frame.position < oldest.end:

@@ -81,8 +81,7 @@ class EngineSealSource:
     def _stamp(self, queue: QueueState) -> int:
         """About the store timestamp of the first message not in the tier; remembered until it is sealed."""
         if queue.unsealed_ts < 0:
-            spots = self._tail.directory.spots(queue.ref.queue_id, self._first_unsealed(queue), 1)
-            stamp = self._tail.directory.stamp_before(spots[0].position) if spots else None
+            stamp = self._tail.directory.stamp_before(queue.ref.queue_id, self._first_unsealed(queue))
             queue.unsealed_ts = stamp if stamp is not None else queue.last_ts
         return queue.unsealed_ts
 
@@ -90,7 +89,7 @@ class EngineSealSource:
         queue = self._tail.fold.queues.get(queue_id)
         if queue is None or offset >= queue.confirmed_end:
             return []
-        spots = self._tail.directory.spots(queue_id, offset, min(_SPOTS, queue.confirmed_end - offset))
+        spots = await self._tail.directory.spots(queue_id, offset, min(_SPOTS, queue.confirmed_end - offset))
         chosen: list[FrameSpot] = []
         size = 0
         for spot in spots:

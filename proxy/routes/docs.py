@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
+from millpond import __version__
 from millpond.core.http.docs_page import CONTENT_SECURITY_POLICY, page
 from millpond.core.http.openapi import document
 from millpond.core.http.routing import Handler, Route
@@ -19,11 +19,7 @@ DESCRIPTION = "A message queue that is both a pipe and a pool: produce, consume,
 
 def describe(routes: list[Route]) -> dict[str, Any]:
     """The OpenAPI document of `routes`."""
-    try:
-        release = version("millpond")
-    except PackageNotFoundError:
-        release = "0"  # run from a source tree that was never installed
-    return document(tuple(routes), TITLE, release, DESCRIPTION)
+    return document(tuple(routes), TITLE, __version__, DESCRIPTION)
 
 
 def routes(api: list[Route]) -> list[Route]:

@@ -160,7 +160,7 @@ async def test_a_few_unsealed_messages_do_not_pin_a_segment(tmp_path: Path) -> N
 
 
 async def test_a_session_part_is_accepted_once(tmp_path: Path) -> None:
-    """The same part again, also after a restart, appends nothing and names the first one's offsets; a gap is refused."""
+    """The same part again, after a restart too, appends nothing and names the first offsets; a gap is refused."""
     disk, metadata = MemoryDisk(), StoreMetadata()
     store = await open_store(disk, metadata, tmp_path)
     first = messages([b"a", b"b"], part=ProducerPart("p", -1, 0, 1, 0, 2))
@@ -239,7 +239,7 @@ async def test_damage_under_a_reader_is_an_error_that_names_it(tmp_path: Path) -
     store = await open_store(disk, StoreMetadata(), tmp_path)
     for number in range(3):
         await append(store, messages([b"body %d" % number]))
-    spot = store.engine.directory.spots(1, 1, 1)[0]
+    spot = (await store.engine.directory.spots(1, 1, 1))[0]
     disk.inodes[disk.named["log/00000000000000000000.seg"]][spot.position + HEADER_BYTES + 30] ^= 4
     with pytest.raises(Internal) as error:
         await store.read(ReadRequest(1, 0, 10, 1 << 20))
@@ -278,7 +278,7 @@ async def test_damage_below_the_checkpoint_never_gives_an_offset_twice(tmp_path:
     await append(store, messages([b"lost"]))
     await append(store, messages([b"of another queue"], number=1))
     await store.engine.writer.flushed(store.engine.log.tail)
-    spot = store.engine.directory.spots(1, 1, 1)[0]
+    spot = (await store.engine.directory.spots(1, 1, 1))[0]
     await append(store, messages([b"later"], number=1))
     left = {name: bytes(disk.inodes[inode]) for name, inode in disk.named.items()}
     await store.close()
