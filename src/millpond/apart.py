@@ -78,7 +78,7 @@ async def start_store(config: Config) -> Part:
         ends.push_async_callback(metadata.close)
         objects = open_objects(config.tier, config.store.data, clock, random)
         ends.push_async_callback(objects.close)
-        await check_tier(objects)
+        await check_tier(objects, Path(config.store.data))
         settings = msgspec.structs.replace(config.store, advertise=advertise)
         store = await LocalStore.open(settings, config.tier, metadata, objects, clock, random)
         ends.push_async_callback(store.close)

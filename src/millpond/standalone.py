@@ -20,6 +20,7 @@ from millpond.core.tier.objects import ObjectStore
 from millpond.core.tier.open import open_objects
 from millpond.metadata.local import LocalMetadata
 from millpond.proxy.app import Proxy
+from millpond.store import identity as store_identity
 from millpond.store.local import LocalStore
 
 
@@ -47,7 +48,7 @@ class Standalone:
             ends.push_async_callback(metadata.close)
             objects = open_objects(config.tier, data, clock, random)
             ends.push_async_callback(objects.close)
-            await check_tier(objects)
+            await check_tier(objects, data / "store")
             store_config = msgspec.structs.replace(config.store, data=str(data / "store"), advertise="")
             store = await LocalStore.open(store_config, config.tier, metadata, objects, clock, random)
             ends.push_async_callback(store.close)
@@ -100,8 +101,11 @@ def made(folder: str) -> Path:
     return path
 
 
-async def check_tier(objects: ObjectStore) -> None:
-    """Raises StartupError when the tier cannot be used now: better at start than when the disk is full."""
+async def check_tier(objects: ObjectStore, store_data: Path) -> None:
+    """Before a store's first start: raises StartupError when the tier cannot be used, which is most likely a mistake
+    in its settings. A store that has started before goes on without its tier: sealing waits, and says so."""
+    if await asyncio.to_thread((store_data / store_identity.NAME).exists):
+        return
     try:
         await objects.check()
     except MillpondError as error:
