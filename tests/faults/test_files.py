@@ -169,16 +169,17 @@ def segment_of(position: int) -> str:
 
 
 async def check_cut(files: Files, at: int, filling: bytes) -> None:
-    """The log ends at byte `at`, with other bytes behind it: exactly the frames that end before it are there."""
+    """The log ends at byte `at`, with other bytes behind it: exactly the frames before the first spoilt one are there."""
     disk = files.disk()
     segment = disk.inodes[disk.named[segment_of(at)]]
-    start = at % SEGMENT_BYTES
+    before, start = bytes(segment), at % SEGMENT_BYTES
     segment[start:] = (filling * SEGMENT_BYTES)[: SEGMENT_BYTES - start]
     for name in [name for name in disk.named if name.startswith(LOG) and name > segment_of(at)]:
         disk.remove(name)
+    spoilt = at + next(byte for byte in range(SEGMENT_BYTES) if segment[start + byte] != before[start + byte])
     async with opened(disk) as store:
         for queue_id, bodies in files.bodies.items():
-            kept = [frame for frame in files.frames if frame.queue_id == queue_id and end_of(frame) <= at]
+            kept = [frame for frame in files.frames if frame.queue_id == queue_id and end_of(frame) <= spoilt]
             assert await content(store, queue_id) == bodies[: sum(frame.count for frame in kept)], at
         number = 0
         before = len(await content(store, 1))

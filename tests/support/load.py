@@ -77,7 +77,7 @@ class Http:
 
     async def whole(self, topic: str, queue: int) -> tuple[int, int, list[dict[str, Any]]]:
         """(start, end, all messages between) of a queue."""
-        ends = (await self.queues(topic))[queue]
+        ends = await self.ok("GET", f"/v1/topics/{topic}/queues/{queue}/messages?tail=1")
         offset, found = ends["start_offset"], []
         while offset < ends["end_offset"]:
             page = await self.ok("GET", f"/v1/topics/{topic}/queues/{queue}/messages?offset={offset}&limit=2000")
