@@ -169,7 +169,7 @@ def segment_of(position: int) -> str:
 
 
 async def check_cut(files: Files, at: int, filling: bytes) -> None:
-    """The log ends at byte `at`, with other bytes behind it: exactly the frames before the first spoilt one are there."""
+    """The log ends at byte `at`, other bytes follow: exactly the frames before the first spoilt one are there."""
     disk = files.disk()
     segment = disk.inodes[disk.named[segment_of(at)]]
     before, start = bytes(segment), at % SEGMENT_BYTES

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 from support.checker import Checker
-from support.load import GROUPS, Load
+from support.load import GROUPS, Http, Load
 from support.processes import Process
 
 READY_SECONDS = 20.0  # generous: a broken start takes for ever; what is measured is printed
@@ -46,4 +46,32 @@ async def test_killed_thirty_times_under_load(start: Callable[..., Process]) -> 
     """The same, thirty kills on one data directory, with checkpoints and full segments in between."""
     checker, ready = await kill_cycles(start("--segment-bytes", "1048576", "--checkpoint-frames", "500"), 30, 1000)
     print(f"\n{checker.acknowledged} acknowledged, {checker.unknown} unknown, ready after {ready}")
+    assert max(ready) < READY_SECONDS
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+async def test_ready_again_with_a_million_messages(
+    start: Callable[..., Process], client: Callable[[Process], Http]
+) -> None:
+    """A million messages, some leased and some settled, killed: ready again in a time that does not grow with them."""
+    service = await start("--segment-bytes", str(256 << 20)).start()
+    http = client(service)
+    await http.ok("PUT", "/v1/topics/kept", {"queues": 8})
+    await http.ok("PUT", "/v1/topics/kept/groups/readers", {"start": "earliest"})
+    at = "/v1/topics/kept/groups/readers/messages"
+    first = service.ready_seconds
+    for _ in range(250):
+        body = {"messages": [{"body": "x" * 200, "key": f"key {number % 5000}"} for number in range(4000)]}
+        await http.ok("POST", "/v1/topics/kept/messages", body, headers={"Prefer": "return=minimal"})
+        got = await http.ok("POST", f"{at}/receive", {"max_messages": 1000, "lease_ms": 3_600_000})
+        acks = [{"receipt": one["receipt"], "rows": one["rows"]} for one in got["receipts"][::2]]
+        await http.ok("POST", f"{at}/ack", {"acks": acks})
+    ready = []
+    for _ in range(5):
+        service.kill()
+        await service.start()
+        ready.append(service.ready_seconds)
+        assert sum(one["end_offset"] for one in await http.queues("kept")) == 1_000_000
+    print(f"\nready after {first:.2f} s when empty, with 1,000,000 messages after {[f'{one:.2f}' for one in ready]} s")
     assert max(ready) < READY_SECONDS
