@@ -22,7 +22,7 @@ run: $(VENV)/.run java ## The main job on real input, checked, then stays up. EX
 	@EXIT="$(EXIT)" PORT="$(PORT)" $(BIN)/python -m millpond.demo
 
 .PHONY: bench
-bench: $(VENV)/.run ## Measure this service beside this machine's own limits; a table and build/bench.json
+bench: $(VENV)/.run ## Measure this service beside this machine's own limits; a table, and JSON in benchmarks/results
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 ##@ Develop
