@@ -103,7 +103,7 @@ async def test_sessions_by_header(http: Http, topic: str) -> None:
     body = stream({"body": pa.array([b"0", b"1", b"2"])})
     header = msgspec.json.encode(part(None, 10, 12)).decode()
     for _ in range(2):
-        table = pa.ipc.open_stream((await http.post(topic, body, ARROW, Accept=ARROW, millpond_producer=header)).body)
+        table = pa.ipc.open_stream((await http.post(topic, body, ARROW, Accept=ARROW, millpond_producer=header)).good)
         assert table.read_all().to_pylist() == [{"queue": 0, "first_offset": 0, "count": 3}]
     header = msgspec.json.encode(part(12, 13, 13)).decode()
     (await http.post(topic, b"3", "text/plain", millpond_producer=header)).ok()

@@ -99,7 +99,7 @@ async def test_bodies_of_any_bytes(http: Http, topic: str) -> None:
     assert [one.get("body") for one in found] == ["text", None, "\u0000", None]
     assert base64.b64decode(found[1]["body_base64"]) == base64.b64decode(found[3]["body_base64"]) == binary
     assert base64.b64decode(found[3]["key_base64"]) == binary
-    packed = msgspec.msgpack.decode((await http.read(topic, accept=MSGPACK)).body)["messages"]
+    packed = msgspec.msgpack.decode((await http.read(topic, accept=MSGPACK)).good)["messages"]
     assert [one["body"] for one in packed] == [b"text", binary, b"\0", binary]
 
 
@@ -149,7 +149,7 @@ async def test_answers_by_ranges(http: Http, topic: str) -> None:
     assert minimal.ok() == {"ranges": [{"queue": 0, "first_offset": 0, "count": 10_000}]}
     one = await http.send(topic, "one", headers={"Prefer": "return=minimal"})
     assert one.ok() == {"ranges": [{"queue": 0, "first_offset": 10_000, "count": 1}]}
-    table = pa.ipc.open_stream((await http.post(topic, body, ARROW, Accept=ARROW)).body).read_all()
+    table = pa.ipc.open_stream((await http.post(topic, body, ARROW, Accept=ARROW)).good).read_all()
     assert table.to_pylist() == [{"queue": 0, "first_offset": 10_001, "count": 10_000}]
     packed = await http.send(topic, "two", headers={"Accept": MSGPACK})
     assert msgspec.msgpack.decode(packed.body)["results"][0]["offset"] == 20_001
@@ -175,7 +175,7 @@ async def test_the_largest_message(http: Http, topic: str) -> None:
     (await http.post(topic, stream({"body": pa.array([most + b"x"])}), ARROW)).refused(413, "message_too_large")
     results = (await http.send(topic, "a", (most + b"x").decode())).ok()["results"]
     assert [one.get("error", {}).get("code") for one in results] == [None, "message_too_large"]
-    found = (await http.read(topic, "offset=0&max_bytes=1", accept=MSGPACK)).body
+    found = (await http.read(topic, "offset=0&max_bytes=1", accept=MSGPACK)).good
     assert msgspec.msgpack.decode(found)["messages"][0]["body"] == most
     assert await http.ends(topic) == [2]
 

@@ -93,8 +93,8 @@ async def test_three_forms_of_one_read(http: Http, topic: str) -> None:
     full = {"body": "a", "key": "k", "tag": "t", "properties": {"p": "q"}, "born_ts": 5}
     await http.sent(topic, full, {"body_base64": base64.b64encode(b"\xff").decode()}, "c")
     plain = (await http.read(topic, accept=JSON)).ok()
-    packed = msgspec.msgpack.decode((await http.read(topic, accept=MSGPACK)).body)
-    table = pa.ipc.open_stream((await http.read(topic, accept=ARROW)).body).read_all()
+    packed = msgspec.msgpack.decode((await http.read(topic, accept=MSGPACK)).good)
+    table = pa.ipc.open_stream((await http.read(topic, accept=ARROW)).good).read_all()
     beside = msgspec.json.decode(table.schema.metadata[b"millpond"])
     ends = {name: plain[name] for name in ("start_offset", "next_offset", "end_offset")}
     assert {name: packed[name] for name in ends} == ends
@@ -152,7 +152,7 @@ async def test_by_key(http: Http, topic: str) -> None:
 async def test_by_key_in_other_forms(http: Http, topic: str, accept: str) -> None:
     """A search answers in msgpack and Arrow, too."""
     await http.sent(topic, {"body": "a", "key": "k"})
-    body = (await http.get(f"/v1/topics/{topic}/messages?key=k", accept)).body
+    body = (await http.get(f"/v1/topics/{topic}/messages?key=k", accept)).good
     if accept == ARROW:
         assert pa.ipc.open_stream(body).read_all()["body"].to_pylist() == [b"a"]
     else:

@@ -137,11 +137,11 @@ async def test_three_forms_of_one_receive(http: Http, topic: str) -> None:
     await http.sent(topic, {"body": "a", "key": "k", "tag": "t", "properties": {"p": "q"}, "born_ts": 5}, "b")
     asked = {"attempt_id": "x"}
     plain = await http.receive(topic, "g", **asked)
-    packed = msgspec.msgpack.decode((await http.receive_answer(topic, "g", accept=MSGPACK, **asked)).body)
+    packed = msgspec.msgpack.decode((await http.receive_answer(topic, "g", accept=MSGPACK, **asked)).good)
     coded = [{**one, "body": one["body"].encode()} for one in plain["messages"]]
     assert packed["messages"] == coded
     assert packed["receipts"] == plain["receipts"]
-    table = pa.ipc.open_stream((await http.receive_answer(topic, "g", accept=ARROW, **asked)).body).read_all()
+    table = pa.ipc.open_stream((await http.receive_answer(topic, "g", accept=ARROW, **asked)).good).read_all()
     beside = msgspec.json.decode(table.schema.metadata[b"millpond"])
     assert beside["receipts"] == plain["receipts"]
     assert table["body"].to_pylist() == [b"a", b"b"]

@@ -83,7 +83,7 @@ class Service:
             url = f"sqlite:///{self.folder / 'data' / 'metadata.db'}"
             found = await LocalMetadata.open(url, SystemClock(), SystemRandom())
         else:
-            found = RemoteMetadata(self._parts.metadata.url, load_secret(self._parts.secret))
+            found = RemoteMetadata(self._parts.metadata.url, await asyncio.to_thread(load_secret, self._parts.secret))
         try:
             yield found
         finally:
@@ -110,6 +110,12 @@ class Answer(NamedTuple):
         """Its JSON; AssertionError with the body unless the status is one of these (200 when none is named)."""
         assert self.status in (statuses or (200,)), (self.status, self.body[:2_000])
         return self.json
+
+    @property
+    def good(self) -> bytes:
+        """The body of a 200; AssertionError for anything else."""
+        assert self.status == 200, (self.status, self.body[:2_000])
+        return self.body
 
     def refused(self, status: int, code: str, field: str | None = None) -> Any:
         """The problem, which says all that a client needs: what, whether again, where, and what was expected."""
