@@ -151,6 +151,7 @@ TIER_WINDOW_OFFSETS = 100_000  # of a queue's manifest fetched at once: a few ob
 TIER_WINDOWS = 1_024  # queues whose window is remembered
 READ_STEPS = 64  # store and tier calls of one read: bounds a filtered scan
 SCAN_BYTES = 64 * MIB  # read and dropped by the tag filter in one call: an empty answer has still made progress
+DAMAGED_AGAIN_MS = 60_000  # until a message in a damaged range of the log is handed out again: it may be repaired
 FIND_FRAMES = 1_000  # frames opened in one search by key
 FIND_OBJECTS = 256  # tier objects opened in one search by key
 FIND_MESSAGES = 100  # default of one search

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from millpond.core.errors import Conflict, MillpondError
-from millpond.core.limits import CALL_MS
+from millpond.core.limits import CALL_MS, DAMAGED_AGAIN_MS
 from millpond.metadata.client import GroupInfo, QueueInfo, TopicInfo
 from millpond.proxy import message_id, row_ranges
 from millpond.proxy.codec.answers import Rows
@@ -115,13 +115,14 @@ class Held:
         rows, self._rows = list(self._rows.values()), {}
         await self.settle("release", rows)
 
-    async def settle(self, action: Literal["release", "skip"], rows: Sequence[_HeldRows]) -> None:
+    async def settle(self, action: Literal["release", "skip"], rows: Sequence[_HeldRows], delay_ms: int = 0) -> None:
         """Settle rows of this call. A store that is away only means that their lease must end by itself."""
         by_group: dict[str, list[Settle]] = defaultdict(list)
         for one in rows:
             if len(one.offsets):
                 offsets = pa.py_buffer(one.offsets.tobytes())
-                settle = Settle(one.queue.queue_id, one.generation, one.lease, action, offsets=offsets)
+                names = (one.queue.queue_id, one.generation, one.lease)
+                settle = Settle(*names, action, offsets=offsets, delay_ms=delay_ms)
                 by_group[one.queue.spans[-1].store_group].append(settle)
         calls = [
             self._parts.stores.group(name).settle(SettleRequest(self._group, settles, "memory", CALL_MS))
@@ -133,14 +134,16 @@ class Held:
             elif isinstance(result, BaseException):
                 raise result
 
-    async def part(self, action: Literal["release", "skip"], queue: QueueInfo, grant: Grant, offsets: Offsets) -> None:
+    async def part(
+        self, action: Literal["release", "skip"], queue: QueueInfo, grant: Grant, offsets: Offsets, delay_ms: int = 0
+    ) -> None:
         """Settle some rows of one grant; the others stay held."""
         if not len(offsets):
             return
         key = (grant.queue_id, grant.generation, grant.lease)
         held = self._rows[key]
         self._rows[key] = held._replace(offsets=np.setdiff1d(held.offsets, offsets, assume_unique=True))
-        await self.settle(action, [held._replace(offsets=offsets)])
+        await self.settle(action, [held._replace(offsets=offsets)], delay_ms)
 
 
 def offsets_of(grant: Grant) -> Offsets:
@@ -286,7 +289,9 @@ class Receiver:
         selection = await self._parts.reader.select(
             self._wanted.topic, queue, offsets, grant.frames, grant.local_offset, room
         )
-        await self.held.part("release", queue, grant, selection.missing)
+        lost = selection.damaged  # looked at again from time to time: what is behind it must not wait for it
+        await self.held.part("release", queue, grant, lost, DAMAGED_AGAIN_MS)
+        await self.held.part("release", queue, grant, np.setdiff1d(selection.missing, lost, assume_unique=True))
         delivery.error = delivery.error or selection.error
         batches = selection.batches
         if tag is not None:

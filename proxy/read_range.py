@@ -42,11 +42,13 @@ class RangeRead(NamedTuple):
 
 
 class Selection(NamedTuple):
-    """Of the offsets asked for: the rows that could be had, in order, and the others with the reason."""
+    """Of the offsets asked for: the rows that could be had, in order, and the others with the reason. `damaged`: those
+    of `missing` that stand in a damaged range of the log."""
 
     batches: list[pa.RecordBatch]
     missing: npt.NDArray[np.int64]
     error: MillpondError | None
+    damaged: npt.NDArray[np.int64]
 
 
 class _Step(NamedTuple):
@@ -123,7 +125,12 @@ class RangeReader:
             begin = taken.at
             wait = 0 if taken.batches or begin != offset else wait_ms
             rows = taken.room_rows if tag is None else READ_MESSAGES  # how many will match is not known before
-            step = await self._step(topic, queue, begin, rows, taken.room_bytes, wait, tag)
+            try:
+                step = await self._step(topic, queue, begin, rows, taken.room_bytes, wait, tag)
+            except Internal:
+                if begin == offset:
+                    raise
+                break  # what stands before the damage is given first: the next read begins at it and says what it is
             ends = step.ends or ends
             for batch in step.batches:
                 taken.add(batch)
@@ -160,6 +167,7 @@ class RangeReader:
                 chosen.add(self.frames.open(group, frame, queue.queue))
             except Internal as error:
                 broken = error  # perhaps the tier has it: looked for below with all that is missing
+        damage: MillpondError | None = None
         while (run := chosen.first_missing()) is not None:
             cold = run[0] < local_offset
             if cold and cold_bytes <= 0 and chosen.some:
@@ -167,11 +175,15 @@ class RangeReader:
             try:
                 batches = await self._wanted(topic, queue, run, cold_bytes if cold else RECEIVE_BYTES)
             except MillpondError as error:
-                return Selection(chosen.batches(), chosen.missing(), broken or error)
+                if (behind := _behind_damage(error, run[0])) is None:
+                    return chosen.selection(damage or broken or error)
+                damage = damage or error
+                chosen.give_up(run[0], behind)
+                continue
             for batch in batches:
                 size = chosen.add(batch)
                 cold_bytes -= size if cold else 0
-        return Selection(chosen.batches(), chosen.missing(), None)
+        return chosen.selection(damage)
 
     async def _wanted(
         self, topic: TopicInfo, queue: QueueInfo, run: tuple[int, int], max_bytes: int
@@ -266,6 +278,7 @@ class _Chosen:
     def __init__(self, offsets: npt.NDArray[np.int64]) -> None:
         self._offsets = offsets
         self._have = np.zeros(len(offsets), np.bool_)
+        self._given_up = np.zeros(len(offsets), np.bool_)
         self._pieces: list[tuple[int, pa.RecordBatch]] = []
 
     @property
@@ -288,18 +301,26 @@ class _Chosen:
 
     def first_missing(self) -> tuple[int, int] | None:
         """First offset and end of the first run of consecutive offsets that are wanted and not there."""
-        missing = self.missing()
+        missing = self._offsets[~self._have & ~self._given_up]
         if not len(missing):
             return None
         gaps = np.flatnonzero(np.diff(missing) != 1)
         last = missing[gaps[0]] if len(gaps) else missing[-1]
         return int(missing[0]), int(last) + 1
 
-    def missing(self) -> npt.NDArray[np.int64]:
-        return self._offsets[~self._have]
+    def give_up(self, first: int, end: int) -> None:
+        """Nobody can read what is still missing of [first, end)."""
+        self._given_up |= (self._offsets >= first) & (self._offsets < end) & ~self._have
 
-    def batches(self) -> list[pa.RecordBatch]:
-        return [piece for _, piece in sorted(self._pieces, key=lambda item: item[0])]
+    def selection(self, error: MillpondError | None) -> Selection:
+        batches = [piece for _, piece in sorted(self._pieces, key=lambda item: item[0])]
+        return Selection(batches, self._offsets[~self._have], error, self._offsets[self._given_up])
+
+
+def _behind_damage(error: MillpondError, offset: int) -> int | None:
+    """Where reading may go on when `offset` cannot be read because the log is damaged there; None: nowhere known."""
+    behind = error.extra.get("next_offset") if error.code == "corrupt_range" else None
+    return behind if isinstance(behind, int) and behind > offset else None
 
 
 def one_batch(rows: pa.Table | pa.RecordBatch) -> pa.RecordBatch:

@@ -150,7 +150,7 @@ class Engine:
         self.tail = Tail(self.log, self.directory, self.fold, self.time, self._rolled)
         self.writer = Writer(self.log, self._gather, self._confirmed, self.time.now_ms)
         self.reader = FrameReader(self.log, self._quarantine)
-        self.reads = Reads(self.fold.queues, self.directory, self.reader)
+        self.reads = Reads(self.fold.queues, self.directory, self.reader, self.lost)
         self.delivery_log = EngineLog(self.tail, self.writer, self.directory, self.reader, self.reads)
         self.delivery = Delivery(self.delivery_log, self.fold.cursors, self.time.now_ms)
         self.seal_source = EngineSealSource(config.group, self.tail, self.reader, self._tier.seal_bytes)

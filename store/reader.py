@@ -56,7 +56,8 @@ class FrameReader:
         self._threads = ThreadPoolExecutor(2, "millpond-read")
 
     async def frames(self, spots: list[FrameSpot]) -> list[StoredFrame]:
-        """The frames at `spots`, in their order. Raises Internal(corrupt_range) naming offsets and positions."""
+        """The frames at `spots`, in their order. Raises Internal(corrupt_range): `offset` is the first that cannot be
+        read, `next_offset` the first behind it that may."""
         try:
             extents = self._extents(spots)
             if sum(extent.end - extent.position for extent in extents) <= INLINE_READ_BYTES:
@@ -70,11 +71,14 @@ class FrameReader:
                     "below_local", "recycled while it was read", first_position=self._log.first_position
                 ) from error
             self._quarantine(error.position, error.end)
+            spot = next(spot for spot in spots if spot.position == error.position)
             raise Internal(
                 "corrupt_range",
                 f"{error}: neither this disk nor a replica holds these messages",
                 position=error.position,
                 end=error.end,
+                offset=spot.first,
+                next_offset=spot.end,
             ) from error
 
     async def timestamps(self, spots: list[FrameSpot]) -> list[int]:

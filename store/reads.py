@@ -30,7 +30,11 @@ _BORN_SCAN_BYTES = 4 * 1024 * 1024
 class Reads:
     """The read side of a store. `notify` is called for every queue whose confirmed end moved."""
 
-    def __init__(self, queues: Queues, directory: Directory, reader: FrameReader) -> None:
+    def __init__(
+        self, queues: Queues, directory: Directory, reader: FrameReader, lost: list[tuple[int, int, int]]
+    ) -> None:
+        """`lost`: (queue id, first, end) of offsets that stood in damaged parts of the log."""
+        self._lost = lost
         self._queues = queues
         self._directory = directory
         self._reader = reader
@@ -86,7 +90,15 @@ class Reads:
         if request.offset >= ends.end_offset:
             return ReadResult([], request.offset, ends)
         spots, next_offset = await self._choose(request, ends)
-        frames = await self._reader.frames(spots)
+        try:
+            frames = await self._reader.frames(spots)
+        except Internal as error:
+            # What stands before the damage is given first; the next read, which begins at it, says what is wrong.
+            next_offset = error.extra["offset"]
+            before = [spot for spot in spots if spot.first < next_offset]
+            if not before:
+                raise
+            frames = await self._reader.frames(before)
         return ReadResult(frames, next_offset, self.ends(request.queue_id))
 
     async def _choose(self, request: ReadRequest, ends: QueueEnds) -> tuple[list[FrameSpot], int]:
@@ -122,10 +134,12 @@ class Reads:
                 first_local_offset=queue.local_offset,
                 end_offset=queue.confirmed_end,
             )
+        behind = [end for of, first, end in self._lost if of == queue_id and first <= offset < end]
         return Internal(
             "corrupt_range",
             f"messages from offset {offset} on stood in a damaged part of the log; read or seek past them",
             offset=offset,
+            next_offset=max(behind, default=None),
         )
 
     # -- by time ---------------------------------------------------------------------------------------------

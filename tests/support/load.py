@@ -47,13 +47,13 @@ class Http:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self._session = aiohttp.ClientSession(
+        self.session = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=CALL_SECONDS), connector=aiohttp.TCPConnector(limit=0)
         )
 
     async def call(self, method: str, path: str, json: Any = None, **kind: Any) -> Answer:
         try:
-            async with self._session.request(method, self.url + path, json=json, **kind) as response:
+            async with self.session.request(method, self.url + path, json=json, **kind) as response:
                 body = await response.json(content_type=None)
                 if response.status < 300:
                     return Answer("ok", response.status, body)
@@ -87,7 +87,7 @@ class Http:
         return ends["start_offset"], offset, found
 
     async def close(self) -> None:
-        await self._session.close()
+        await self.session.close()
 
 
 class Load:
@@ -125,7 +125,7 @@ class Load:
             self._produce(self._singles(topic, f"{topic}.single"))
             self._produce(self._dedup(topic, f"{topic}.dedup"))
             for queue in range(QUEUES[topic]):
-                self._produce(self._session(topic, queue, f"{topic}.session.{queue}"))
+                self._produce(self.session(topic, queue, f"{topic}.session.{queue}"))
             for group in GROUPS:
                 for _ in range(2):
                     self._consume(self._consumer(topic, group))

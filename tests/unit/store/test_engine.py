@@ -234,16 +234,19 @@ async def test_reads_beyond_the_end_say_so(tmp_path: Path) -> None:
 
 
 async def test_damage_under_a_reader_is_an_error_that_names_it(tmp_path: Path) -> None:
-    """A flipped bit in a stored body: the read fails with corrupt_range, other messages are still read."""
+    """A flipped bit in a stored body: what stands before it is read, the read of it fails with corrupt_range and says
+    where it goes on, what stands behind it is read."""
     disk = MemoryDisk()
     store = await open_store(disk, StoreMetadata(), tmp_path)
     for number in range(3):
         await append(store, messages([b"body %d" % number]))
     spot = (await store.engine.directory.spots(1, 1, 1))[0]
     disk.inodes[disk.named["log/00000000000000000000.seg"]][spot.position + HEADER_BYTES + 30] ^= 4
+    before = await store.read(ReadRequest(1, 0, 10, 1 << 20))
+    assert ([frame.first_offset for frame in before.frames], before.next_offset) == ([0], 1)
     with pytest.raises(Internal) as error:
-        await store.read(ReadRequest(1, 0, 10, 1 << 20))
-    assert error.value.code == "corrupt_range"
+        await store.read(ReadRequest(1, 1, 10, 1 << 20))
+    assert (error.value.code, error.value.extra["next_offset"]) == ("corrupt_range", 2)
     assert (await store.status()).quarantined == [(spot.position, spot.position + spot.length)]
     assert await texts(store, 2) == [b"body 2"]
     await store.close()
