@@ -212,7 +212,12 @@ async def test_numbers_that_make_no_sense(http: Http, topic: str) -> None:
     for body, field in settles:
         (await http.settle(topic, "g", **body)).refused(400, "invalid_request", field)
     assert (await http.lag(topic, "g"))["queues"][0]["in_flight"] == 1
-    for to, field in (({"time": -1}, "to.time"), ({"time": 10**18}, "to.time"), ({}, "to"), ({"offsets": {}}, "to.offsets")):
+    for to, field in (
+        ({"time": -1}, "to.time"),
+        ({"time": 10**18}, "to.time"),
+        ({}, "to"),
+        ({"offsets": {}}, "to.offsets"),
+    ):
         (await http.seek(topic, "g", to)).refused(400, "invalid_request", field)
     (await http.seek(topic, "g", "sideways")).refused(400, "invalid_request")
     assert await http.settled(topic, "g", acks=[one]) == ["ok"]

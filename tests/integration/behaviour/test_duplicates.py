@@ -60,9 +60,7 @@ async def test_a_dedup_id_with_another_body(http: Http, topic: str) -> None:
 
 async def test_repeats_at_the_same_moment(http: Http, topic: str) -> None:
     """Thirty requests with one id at once: one message, thirty equal answers."""
-    answers: list[Answer] = await asyncio.gather(
-        *(http.send(topic, {"body": "a", "dedup_id": "1"}) for _ in range(30))
-    )
+    answers: list[Answer] = await asyncio.gather(*(http.send(topic, {"body": "a", "dedup_id": "1"}) for _ in range(30)))
     assert len({places(answer.ok()["results"])[0] for answer in answers}) == 1
     assert await http.ends(topic) == [1]
 

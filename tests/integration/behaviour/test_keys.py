@@ -16,7 +16,15 @@ def bearer(credential: str) -> dict[str, str]:
 
 def routes_of(document: Any, topic: str, message_id: str) -> list[tuple[str, str, dict[str, Any] | None]]:
     """(method, path, body) of every call that names an object, from the interface's own description."""
-    names = {"topic": topic, "group": "g", "queue": "0", "id": message_id, "producer": "p", "replay": "r", "key_id": "k"}
+    names = {
+        "topic": topic,
+        "group": "g",
+        "queue": "0",
+        "id": message_id,
+        "producer": "p",
+        "replay": "r",
+        "key_id": "k",
+    }
     bodies: dict[str, dict[str, Any]] = {
         "receive": {"max_messages": 1}, "settle": {"acks": []}, "seek": {"to": "earliest"},
         "put_replay": {"topic": topic, "target": topic}, "post_progress": {"state": "done"},
@@ -82,9 +90,7 @@ async def _scopes(service: Service, session: aiohttp.ClientSession, owner: Http)
     assert await owner.ends("orders") == [2]
 
 
-async def _foreign(
-    service: Service, session: aiohttp.ClientSession, owner: Http, document: Any, message: Any
-) -> None:
+async def _foreign(service: Service, session: aiohttp.ClientSession, owner: Http, document: Any, message: Any) -> None:
     """Another tenant finds nothing of this one on any route, not even whether it is there."""
     async with service.metadata() as metadata:
         made = await metadata.create_key("other", "k", SCOPES)
@@ -98,7 +104,9 @@ async def _foreign(
         answer = await stranger.call(method, path, body)
         assert answer.status == 404, (method, path, answer.body)
         answer.refused(404, answer.json["code"])
-    assert (await stranger.get("/v1/topics")).ok()["topics"] == (await stranger.get("/v1/replays")).ok()["replays"] == []
+    assert (
+        (await stranger.get("/v1/topics")).ok()["topics"] == (await stranger.get("/v1/replays")).ok()["replays"] == []
+    )
     await stranger.make("orders")
     assert await stranger.ends("orders") == [0]
     await stranger.leased("orders", "g")

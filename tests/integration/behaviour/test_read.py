@@ -99,7 +99,9 @@ async def test_three_forms_of_one_read(http: Http, topic: str) -> None:
     ends = {name: plain[name] for name in ("start_offset", "next_offset", "end_offset")}
     assert {name: packed[name] for name in ends} == ends
     assert beside == {"topic": topic, **ends}
-    wanted = [base64.b64decode(m["body_base64"]) if "body_base64" in m else m["body"].encode() for m in plain["messages"]]
+    wanted = [
+        base64.b64decode(m["body_base64"]) if "body_base64" in m else m["body"].encode() for m in plain["messages"]
+    ]
     assert [one["body"] for one in packed["messages"]] == table["body"].to_pylist() == wanted
     for name in ("queue", "offset", "tag"):
         assert [one[name] for one in packed["messages"]] == [one[name] for one in plain["messages"]]

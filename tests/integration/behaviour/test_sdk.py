@@ -1,45 +1,60 @@
-"""The Python SDK on the same service: what it adds to plain HTTP."""
+"""The Python SDK on the same service: a topic and a group are all that it is given."""
 
 from __future__ import annotations
 
 import asyncio
 
 import pytest
-from integration.behaviour.world import Http, Service, bodies
+from integration.behaviour.world import Http, Service
 
-from millpond.client import Connection, Consumer, Producer, Reader, Topics, errors
+from millpond.client import Connection, Consumer, Groups, MillpondError, Producer, Reader, Topics
+from millpond.core.errors import NotFound
 
 
-async def test_what_is_sent_is_received_once(service: Service, http: Http, wide: str) -> None:
-    """Five thousand messages by a producer, through a consumer that acks: each once, in order by key, no lag left."""
-    async with Producer(wide, service.url) as producer:
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+async def test_what_is_sent_is_received_once(service: Service, http: Http, wide: str, compression: str) -> None:
+    """Five thousand messages, each received once, in order by key; all acked, so that no lag is left."""
+    async with Producer(wide, url=service.url, compression=compression) as producer:
         for number in range(5_000):
-            await producer.send(b"%d" % number, key=f"k{number % 50}", tag="t")
+            producer.send_nowait(b"%d" % number, key=f"k{number % 50}", tag="t")
+        await producer.flush()
     got: dict[bytes, list[int]] = {}
-    async with Consumer(wide, "g", service.url, start="earliest") as consumer:
-        async with asyncio.timeout(30):
-            count = 0
-            async for message in consumer:
-                got.setdefault(bytes(message.key or b""), []).append(int(message.body))
-                await message.ack()
-                count += 1
-                if count == 5_000:
-                    break
+    async with Consumer(wide, "g", url=service.url, start="earliest") as consumer, asyncio.timeout(30):
+        for _ in range(5_000):
+            message = await anext(consumer)
+            got.setdefault(bytes(message.key or b""), []).append(int(message.body))
+            message.ack_soon()
     assert all(numbers == sorted(numbers) for numbers in got.values())
     assert sorted(number for numbers in got.values() for number in numbers) == list(range(5_000))
     assert (await http.lag(wide, "g"))["total"] == 0
 
 
-async def test_refusals_are_typed(service: Service) -> None:
-    """A problem of the service is an exception with its code."""
-    async with Connection(service.url) as connection:
-        with pytest.raises(errors.NotFound) as caught:
-            await Topics(connection).get("nobody")
-    assert caught.value.code == "topic_not_found"
+async def test_a_consumer_that_closes_gives_back(service: Service, http: Http, topic: str) -> None:
+    """What it fetched and did not finish is there for the next one at once."""
+    await http.sent(topic, *(f"{n}" for n in range(20)))
+    async with Consumer(topic, "g", url=service.url, start="earliest") as consumer:
+        first = await anext(consumer)
+        assert await first.ack() == "ok"
+    rest = await http.leased(topic, "g", wait_ms=5_000)
+    assert sorted(one["offset"] for one in rest) == list(range(1, 20))
 
 
 async def test_a_reader_walks_a_queue(service: Service, http: Http, topic: str) -> None:
-    """From an offset to the end, in order."""
+    """Page after page to the end, each message once."""
     await http.sent(topic, *(f"{n}" for n in range(300)))
-    assert len(bodies(await http.messages(topic))) == 300
-    assert Reader is not None
+    found: list[bytes] = []
+    async with Connection(service.url) as connection:
+        async for page in Reader(connection, topic, 0).pages(offset=10, limit=64):
+            found += page.messages.column("body").to_pylist()
+    assert found == [b"%d" % n for n in range(10, 300)]
+
+
+async def test_refusals_are_typed(service: Service, topic: str) -> None:
+    """A problem of the service is an exception of its class, with its code."""
+    async with Connection(service.url) as connection:
+        with pytest.raises(NotFound) as caught:
+            await Topics(connection).get("nobody")
+        assert caught.value.code == "topic_not_found"
+        with pytest.raises(MillpondError) as other:
+            await Groups(connection, topic).lag("nobody")
+        assert other.value.code == "group_not_found"

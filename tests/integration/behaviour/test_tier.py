@@ -193,7 +193,9 @@ async def test_history_names_every_object(http: Http) -> None:
     served = [
         (one["queue"], one["offset"], one["body"])
         for queue in range(2)
-        for one in msgspec.msgpack.decode((await http.read(name, "offset=0&limit=1000", queue, MSGPACK)).good)["messages"]
+        for one in msgspec.msgpack.decode((await http.read(name, "offset=0&limit=1000", queue, MSGPACK)).good)[
+            "messages"
+        ]
         if one["offset"] < 62
     ]
     assert sorted(rows) == sorted(served)
