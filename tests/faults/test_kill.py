@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from collections.abc import Callable
 
@@ -10,6 +11,7 @@ from support.checker import Checker
 from support.load import GROUPS, Http, Load
 from support.processes import Process
 
+STARTING_SECONDS = 1.0  # about what a start takes
 READY_SECONDS = 20.0  # generous: a broken start takes for ever; what is measured is printed
 
 
@@ -23,6 +25,10 @@ async def kill_cycles(service: Process, cycles: int, messages: int) -> tuple[Che
             await load.acknowledged(messages)
             assert service.kill() == -signal.SIGKILL
             checker.fault(f"kill -9 number {cycle}")
+            if cycle % 3 == 1:  # and again while it starts: somewhere between its first import and being ready
+                service.launch()
+                await asyncio.sleep(STARTING_SECONDS * (cycle % 10) / 10)
+                service.kill()
             await service.start()
             ready.append(service.ready_seconds)
         await load.acknowledged(messages)

@@ -40,7 +40,7 @@ def used(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture
 async def data(used: Path, tmp_path: Path, start: Start, client: Client) -> Path:
     """A copy of it."""
-    if not used.exists():  # noqa: ASYNC240  # the first test makes it
+    if not used.exists():  # the first test makes it
         service = await start(name="first", data=used).start()
         http = client(service)
         await http.ok("PUT", "/v1/topics/kept", {"queues": 1})
@@ -89,13 +89,10 @@ async def test_a_directory_of_another_group(start: Start, data: Path) -> None:
     await refusal(start("--group", "b", data=data), "belongs to store group 'a'", "--group a")
 
 
-async def test_a_directory_of_a_newer_format(start: Start, data: Path, client: Client) -> None:
+async def test_a_directory_of_a_newer_format(start: Start, data: Path) -> None:
     identity = data / "store" / "store.json"
-    known = identity.read_text()
-    identity.write_text(json.dumps(json.loads(known) | {"format": 99}))
+    identity.write_text(json.dumps(json.loads(identity.read_text()) | {"format": 99}))
     await refusal(start(data=data), "format 99", "newer release")
-    identity.write_text(known)
-    await starts_again(start(name="right", data=data), client)
 
 
 async def test_a_newer_database(start: Start, data: Path) -> None:

@@ -231,8 +231,8 @@ class Checker:
                     place = Place(topic, queue, offset)
                     found[self._held[place]].add(place)
         for place in self._held:
-            offsets = self._whole.get(place.topic, {}).get(place.queue)
-            if offsets is not None and place.offset not in offsets:
+            whole = self._whole.get(place.topic, {}).get(place.queue)
+            if whole is not None and place.offset not in whole:
                 self.wrong.append(f"{place} was seen, and is not there at the end")
         for payload, places in found.items():
             sent = self._sent.get(payload)

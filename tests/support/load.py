@@ -125,7 +125,7 @@ class Load:
             self._produce(self._singles(topic, f"{topic}.single"))
             self._produce(self._dedup(topic, f"{topic}.dedup"))
             for queue in range(QUEUES[topic]):
-                self._produce(self.session(topic, queue, f"{topic}.session.{queue}"))
+                self._produce(self._session(topic, queue, f"{topic}.session.{queue}"))
             for group in GROUPS:
                 for _ in range(2):
                     self._consume(self._consumer(topic, group))
@@ -220,7 +220,7 @@ class Load:
         """One request: what the checker was told of it."""
         self.checker.sending(topic, payloads, key, once=once)
         answer = await self.http.call("POST", f"/v1/topics/{topic}/messages", body)
-        outcomes = {answer.outcome}
+        outcomes: set[str] = {answer.outcome}
         if answer.outcome == "ok":
             outcomes = set()
             for payload, result in zip(payloads, answer.body["results"], strict=True):
