@@ -92,8 +92,8 @@ async def tiered(http: Http) -> int:
 
 
 async def test_the_tier_goes_away_and_comes_back(objects: ObjectServer, start: Start, client: Client) -> None:
-    """Produce and consume go on, flush is 503 tier_unavailable, also after a restart meanwhile: an outage of S3 must not
-    become one of the queue. With the tier back, sealing goes on by itself."""
+    """Produce and consume go on, flush is 503 tier_unavailable, also after a restart meanwhile: an outage of S3 must
+    not become one of the queue. With the tier back, sealing goes on by itself."""
     service = await start(*objects.flags).start()
     http = client(service)
     await made(http)
