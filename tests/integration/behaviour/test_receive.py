@@ -77,7 +77,7 @@ async def test_a_poll_whose_client_has_gone_takes_nothing(http: Http, topic: str
             poll = asyncio.ensure_future(
                 gone.post(http.url + path, json={"max_messages": 10, "wait_ms": 30_000, "lease_ms": 60_000})
             )
-            while not poll.done() and not gone.connector._acquired:  # type: ignore[union-attr]
+            while not poll.done() and not gone.connector._acquired:  # type: ignore[union-attr]  # noqa: ASYNC110
                 await asyncio.sleep(0)
             await http.get("/healthz")
             poll.cancel()
