@@ -39,13 +39,40 @@ class Slice(NamedTuple):
     offset: int
 
 
+class Runs(NamedTuple):
+    """The runs of all closed segments as columns (one array each, so that a bisect copies nothing), sorted by
+    (queue, first). `base` says in which segment a run stands."""
+
+    queue: Ints
+    first: Ints
+    start: Ints
+    messages: Ints
+    bytes: Ints
+    flags: Ints
+    base: Ints
+
+    @staticmethod
+    def of(base: int, table: Table) -> Runs:
+        queue, first, start, messages, size, flags = (table[name].astype(np.int64) for name in RUN.names or ())
+        return Runs(queue, first, start, messages, size, flags, np.full(len(table), base, np.int64))
+
+    @staticmethod
+    def merged(parts: list[Runs]) -> Runs:
+        columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+        queue, first, base = columns[0], columns[1], columns[-1]
+        order = np.lexsort((base, first, queue))
+        return Runs(*(column[order] for column in columns))
+
+    def where(self, kept: npt.NDArray[np.bool_]) -> Runs:
+        return Runs(*(column[kept] for column in self))
+
+
 class Added(NamedTuple):
-    """One more closed index, and the table with it in place; `ClosedIndexes.install` takes it."""
+    """One more closed index, and all runs with its own among them; `ClosedIndexes.install` takes it."""
 
     base: int
     closed: Closed
-    table: Table
-    bases: Ints
+    runs: Runs
 
 
 class ClosedIndexes:
@@ -54,8 +81,7 @@ class ClosedIndexes:
         self._rebuild = rebuild
         self._closed: dict[int, Closed] = {}  # by segment base
         self._checked: set[int] = set()
-        self.table: Table = np.empty(0, RUN)
-        self.bases: Ints = np.empty(0, np.int64)
+        self.runs = Runs.of(0, np.empty(0, RUN))
 
     def __contains__(self, base: int) -> bool:
         return base in self._closed
@@ -65,8 +91,7 @@ class ClosedIndexes:
     def load(self, bases: list[int]) -> None:
         """Open the indexes of these segments, at start."""
         self._closed = {base: self._open(base) for base in bases}
-        runs = [closed.tables.runs for closed in self._closed.values()]
-        self.table, self.bases = _sorted(runs, list(self._closed))
+        self.runs = Runs.merged([self.runs, *(Runs.of(base, one.tables.runs) for base, one in self._closed.items())])
 
     def write(self, index: OpenIndex) -> None:
         self._disk.write_whole(idx.index_name(index.base), index.close())
@@ -74,10 +99,7 @@ class ClosedIndexes:
     def add(self, base: int) -> Added:
         """Open one more, whose file was written."""
         closed = self._open(base)
-        column = np.full(len(closed.tables.runs), base, np.int64)
-        table = np.concatenate([self.table, closed.tables.runs])
-        order, bases = _order(table, np.concatenate([self.bases, column]))
-        return Added(base, closed, table[order], bases)
+        return Added(base, closed, Runs.merged([self.runs, Runs.of(base, closed.tables.runs)]))
 
     def remove_file(self, base: int) -> None:
         self._disk.remove(idx.index_name(base))
@@ -129,8 +151,7 @@ class ClosedIndexes:
     def install(self, added: Added) -> None:
         """Answer from `added` from now on; what was forgotten while it was prepared stays forgotten."""
         self._closed[added.base] = added.closed
-        kept = np.isin(added.bases, np.fromiter(self._closed, np.int64, len(self._closed)))
-        self.table, self.bases = added.table[kept], added.bases[kept]
+        self.runs = added.runs.where(np.isin(added.runs.base, list(self._closed)))
 
     def forget(self, base: int) -> None:
         """The segment at `base` leaves this disk."""
@@ -138,8 +159,7 @@ class ClosedIndexes:
         self._checked.discard(base)
         if closed is not None:
             closed.file.close()
-            kept = self.bases != base
-            self.table, self.bases = self.table[kept], self.bases[kept]
+            self.runs = self.runs.where(self.runs.base != base)
 
     def read_cached(self, wanted: Slice) -> Table | None:
         """The entries when they are checked and in memory already, else None."""
@@ -151,26 +171,26 @@ class ClosedIndexes:
         return np.frombuffer(data, ENTRY) if data is not None else None
 
     def rows_of(self, queue_id: int) -> tuple[int, int]:
-        """[low, high): a queue's rows in `table`, by offset."""
-        queues = self.table["queue"]
-        return int(np.searchsorted(queues, queue_id, "left")), int(np.searchsorted(queues, queue_id, "right"))
+        """[low, high): a queue's rows in `runs`, by offset."""
+        queue = self.runs.queue
+        return int(queue.searchsorted(queue_id, "left")), int(queue.searchsorted(queue_id, "right"))
 
     def locate(self, queue_id: int, offset: int, most: int) -> Slice | None:
         """Where entries from `offset` on stand, as many as one run has, at most `most`; None when it is not here."""
+        runs = self.runs
         low, high = self.rows_of(queue_id)
-        at = low + int(np.searchsorted(self.table["first"][low:high], offset, "right")) - 1
+        at = low + int(runs.first[low:high].searchsorted(offset, "right")) - 1
         if at < low:
             return None
-        skip = offset - int(self.table["first"][at])
-        count = int(self.table["count"][at])
+        skip = offset - int(runs.first[at])
+        count = int(runs.messages[at])
         if skip >= count:
             return None
-        start = int(self.table["start"][at]) + skip
-        return Slice(int(self.bases[at]), start, min(count - skip, most), offset)
+        return Slice(int(runs.base[at]), int(runs.start[at]) + skip, min(count - skip, most), offset)
 
     def whole_run(self, row: int) -> Slice:
-        run = self.table[row]
-        return Slice(int(self.bases[row]), int(run["start"]), int(run["count"]), int(run["first"]))
+        runs = self.runs
+        return Slice(int(runs.base[row]), int(runs.start[row]), int(runs.messages[row]), int(runs.first[row]))
 
     def runs_in(self, base: int) -> Table:
         """The runs of one closed segment."""
@@ -183,17 +203,3 @@ class ClosedIndexes:
 
     def all_times(self) -> list[Table]:
         return [closed.tables.times for closed in self._closed.values()]
-
-
-def _sorted(runs: list[Table], bases: list[int]) -> tuple[Table, Ints]:
-    if not runs:
-        return np.empty(0, RUN), np.empty(0, np.int64)
-    table = np.concatenate(runs)
-    columns = [np.full(len(one), base, np.int64) for one, base in zip(runs, bases, strict=True)]
-    order, sorted_bases = _order(table, np.concatenate(columns))
-    return table[order], sorted_bases
-
-
-def _order(table: Table, bases: Ints) -> tuple[Ints, Ints]:
-    order = np.lexsort((bases, table["first"], table["queue"]))
-    return order, bases[order]

@@ -129,7 +129,7 @@ class Directory:
         """The least offset of a queue whose frame stands at `position` or later; None when there is none."""
         candidates: list[int] = []
         low, high = self._closed.rows_of(queue_id)
-        bases = self._closed.bases[low:high]
+        bases = self._closed.runs.base[low:high]
         for row in low + np.flatnonzero(bases + self._segment_bytes > position):
             wanted = self._closed.whole_run(int(row))
             found = _first_at(await self._read(wanted), wanted.offset, position)
@@ -148,8 +148,8 @@ class Directory:
         """(position, length) of all frames of these queues that hold a row of this key hash, oldest first."""
         wanted = set(queue_ids)
         spots = {spot for index in self._memory() for spot in index.key_positions(wanted, key_hash)}
-        table = self._closed.table
-        rows = np.flatnonzero(np.isin(table["queue"], queue_ids) & (table["flags"] & HAS_KEYS != 0))
+        runs = self._closed.runs
+        rows = np.flatnonzero(np.isin(runs.queue, queue_ids) & (runs.flags & HAS_KEYS != 0))
         for one in [self._closed.whole_run(int(row)) for row in rows]:
             entries = await self._read(one)
             hits = entries[entries["key_hash"] == key_hash]
@@ -199,8 +199,9 @@ class Directory:
     def _pieces(self, queue_id: int) -> list[tuple[int, int, int]]:
         """(first offset, messages, payload bytes) of all runs and frames of a queue."""
         low, high = self._closed.rows_of(queue_id)
-        rows = self._closed.table[low:high]
-        pieces = list(zip(rows["first"].tolist(), rows["count"].tolist(), rows["bytes"].tolist(), strict=True))
+        runs = self._closed.runs
+        columns = (runs.first[low:high].tolist(), runs.messages[low:high].tolist(), runs.bytes[low:high].tolist())
+        pieces = list(zip(*columns, strict=True))
         return pieces + [frame for index in self._memory() for frame in index.frames_of(queue_id)]
 
     def runs_in(self, base: int) -> Table:
@@ -237,10 +238,15 @@ class Directory:
 
     def _all_runs(self) -> tuple[Ints, Ints, Ints, Ints]:
         """(queue, first, count, bytes) of all runs and frames, sorted by (queue, first)."""
-        table, memory = self._closed.table, self._memory()
+        runs, memory = self._closed.runs, self._memory()
         columns = [
-            np.concatenate([table[name].astype(np.int64), *(index.column(name) for index in memory)])
-            for name in ("queue", "first", "count", "bytes")
+            np.concatenate([closed, *(index.column(name) for index in memory)])
+            for name, closed in (
+                ("queue", runs.queue),
+                ("first", runs.first),
+                ("count", runs.messages),
+                ("bytes", runs.bytes),
+            )
         ]
         order = np.lexsort((columns[1], columns[0]))
         queue, first, count, size = (column[order] for column in columns)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from millpond.core.errors import NotFound
 from millpond.store.client import QueueRef, StoredFrame
 from millpond.store.directory import FrameSpot
 from millpond.store.fold.queues import QueueState
@@ -87,7 +88,9 @@ class EngineSealSource:
 
     async def frames(self, queue_id: int, offset: int, max_bytes: int) -> list[StoredFrame]:
         queue = self._tail.fold.queues.get(queue_id)
-        if queue is None or offset >= queue.confirmed_end:
+        if queue is None:
+            raise NotFound("queue_not_found", f"queue {queue_id} was deleted")
+        if offset >= queue.confirmed_end:
             return []
         spots = await self._tail.directory.spots(queue_id, offset, min(_SPOTS, queue.confirmed_end - offset))
         chosen: list[FrameSpot] = []
