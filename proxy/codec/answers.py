@@ -61,7 +61,7 @@ class MessageOut(msgspec.Struct, frozen=True, gc=False):
     body_base64: str | UnsetType
     delivery_attempt: int | UnsetType
     lease_id: str | UnsetType
-    origin: Any
+    origin: Any | UnsetType
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,135 @@
+"""The interface keeps what its OpenAPI document says: schemathesis makes requests from it, good ones and bad ones.
+
+No answer is a 500, every status and content type is documented, every JSON answer fits its schema, and requests that
+break the document are refused. The everyday run makes some requests for each call; the long one (`make test-all`) many.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis.errors import Unsatisfiable
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.config import SchemathesisConfig
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+from support.processes import Process, standalone
+
+CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
+NAMES = {"topic": "orders", "group": "g", "queue": 0, "id": "a-1-0", "producer": "p", "replay": "r"}
+EVERYDAY_EXAMPLES = 16
+LONG_EXAMPLES = 400
+NEVER = {
+    "create_key",  # the first one would end the open mode, and with it the test of all others
+    "delete_topic",  # of the topic that the others are about
+}
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+    """A standalone with something of every kind in it."""
+    process = standalone(tmp_path_factory.mktemp("openapi"))
+    session = {"id": "p", "queue": 0, "first": 0, "last": 0}
+    try:
+        asyncio.run(process.start())
+        call(process, "PUT", "/v1/topics/orders", {"queues": 2})
+        message = {"body": "a", "key": "k", "tag": "t", "queue": 0}
+        call(process, "POST", "/v1/topics/orders/messages", {"messages": [message]})
+        call(process, "POST", "/v1/topics/orders/messages", {"messages": [{"body": "b"}], "producer": session})
+        call(process, "PUT", "/v1/topics/orders/groups/g", {"start": "earliest"})
+        call(process, "PUT", "/v1/replays/r", {"topic": "orders", "target": "orders"})
+        yield process
+    finally:
+        process.close()
+
+
+def call(process: Process, method: str, path: str, body: Any) -> None:
+    asked = urllib.request.Request(process.url + path, json.dumps(body).encode(), method=method)  # noqa: S310
+    asked.add_header("Content-Type", "application/json")
+    with urllib.request.urlopen(asked) as answer:  # noqa: S310 - our own service
+        assert answer.status in {200, 201}
+
+
+class Run:
+    """Requests of one call. Every other one names what is there, so that more than refusals is seen."""
+
+    def __init__(self, operation: Any, mode: GenerationMode, examples: int) -> None:
+        self._operation, self._mode, self._examples = operation, mode, examples
+        self.statuses: Counter[int] = Counter()
+
+    def go(self) -> None:
+        """Raises what schemathesis found; Unsatisfiable when no request of this mode can be made."""
+        bounds = settings(
+            max_examples=self._examples,
+            deadline=None,
+            database=None,
+            derandomize=True,
+            phases=[Phase.explicit, Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        )
+        bounds(given(case=self._operation.as_strategy(generation_mode=self._mode))(self._one))()
+
+    def _one(self, case: Any) -> None:
+        if self.statuses.total() % 2 == 0:
+            case.path_parameters.update({name: NAMES[name] for name in case.path_parameters if name in NAMES})
+        for part in (case.body, case.query):
+            if isinstance(part, dict) and isinstance(part.get("wait_ms"), int):
+                part["wait_ms"] = min(part["wait_ms"], 1)  # as good as any, and nobody has to wait
+        response = case.call_and_validate(checks=CHECKS, timeout=30)
+        self.statuses[response.status_code] += 1
+
+
+def told(error: BaseException) -> str:
+    """What schemathesis says, also when it says several things."""
+    if isinstance(error, BaseExceptionGroup):
+        return "\n".join(told(one) for one in error.exceptions)
+    return f"{error}"
+
+
+def all_conform(url: str, examples: int) -> None:
+    schema = schemathesis.openapi.from_url(f"{url}/openapi.json", config=SchemathesisConfig())
+    failed: list[str] = []
+    seen: dict[str, Counter[int]] = {}
+    for operation in (one.ok() for one in schema.get_all_operations()):
+        if operation.definition.raw["operationId"] in NEVER:
+            continue
+        seen[operation.label] = Counter()
+        for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
+            run = Run(operation, mode, examples)
+            try:
+                run.go()
+            except Unsatisfiable:
+                assert mode is GenerationMode.NEGATIVE, f"{operation.label}: the document allows no request at all"
+            except (Exception, BaseExceptionGroup) as error:  # noqa: BLE001 - all that is wrong is told at once
+                failed.append(f"{operation.label}: {told(error)}")
+            seen[operation.label] += run.statuses
+    assert not failed, "\n\n".join(failed)
+    never_served = [label for label, statuses in seen.items() if not any(200 <= status < 300 for status in statuses)]
+    assert len(seen) >= 25
+    assert never_served == [], {label: dict(seen[label]) for label in never_served}
+
+
+def test_the_interface_keeps_its_word(service: Process) -> None:
+    """Some requests for each call of the document; each call is served at least once."""
+    all_conform(service.url, EVERYDAY_EXAMPLES)
+    assert service.running
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1_800)
+def test_the_interface_keeps_its_word_at_length(service: Process) -> None:
+    """Many requests for each call of the document."""
+    all_conform(service.url, LONG_EXAMPLES)
+    assert service.running
