@@ -28,13 +28,16 @@ from schemathesis.specs.openapi.checks import (
 from support.processes import Process, standalone
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
-NAMES = {"topic": "orders", "group": "g", "queue": 0, "id": "a-1-0", "producer": "p", "replay": "r"}
+NAMES = {"topic": "orders", "target": "orders", "group": "g", "queue": 0, "id": "a-1-0", "producer": "p", "replay": "r"}
 EVERYDAY_EXAMPLES = 16
 LONG_EXAMPLES = 400
 NEVER = {
     "create_key",  # the first one would end the open mode, and with it the test of all others
     "delete_topic",  # of the topic that the others are about
 }
+MAKES = {"put_group": "group"}  # a name of its own: the one that is there has other settings
+QUERIES = {"read": {"offset": 0}}  # exactly one of three: more than a schema says
+NEVER_SERVED = {"DELETE /v1/tenant/keys/{key_id}"}  # there is no key
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +70,7 @@ class Run:
 
     def __init__(self, operation: Any, mode: GenerationMode, examples: int) -> None:
         self._operation, self._mode, self._examples = operation, mode, examples
+        self.name: str = operation.definition.raw["operationId"]
         self.statuses: Counter[int] = Counter()
 
     def go(self) -> None:
@@ -82,10 +86,16 @@ class Run:
         bounds(given(case=self._operation.as_strategy(generation_mode=self._mode))(self._one))()
 
     def _one(self, case: Any) -> None:
-        if self.statuses.total() % 2 == 0:
-            case.path_parameters.update({name: NAMES[name] for name in case.path_parameters if name in NAMES})
-        for part in (case.body, case.query):
-            if isinstance(part, dict) and isinstance(part.get("wait_ms"), int):
+        if self.statuses.total() % 8 != 7:
+            case.headers.pop("Authorization", None)  # no key exists: any that is shown is a wrong one
+        if self.statuses.total() % 4 == 0 and self.name in QUERIES:
+            case.query = dict(QUERIES[self.name])
+        for part in (case.path_parameters, case.body, case.query):
+            if not isinstance(part, dict):
+                continue
+            if self.statuses.total() % 2 == 0:
+                part.update({name: NAMES[name] for name in part if name in NAMES and name != MAKES.get(self.name)})
+            if isinstance(part.get("wait_ms"), int):
                 part["wait_ms"] = min(part["wait_ms"], 1)  # as good as any, and nobody has to wait
         response = case.call_and_validate(checks=CHECKS, timeout=30)
         self.statuses[response.status_code] += 1
@@ -102,7 +112,8 @@ def all_conform(url: str, examples: int) -> None:
     schema = schemathesis.openapi.from_url(f"{url}/openapi.json", config=SchemathesisConfig())
     failed: list[str] = []
     seen: dict[str, Counter[int]] = {}
-    for operation in (one.ok() for one in schema.get_all_operations()):
+    operations = [one.ok() for one in schema.get_all_operations()]
+    for operation in sorted(operations, key=lambda one: one.method.upper() == "DELETE"):
         if operation.definition.raw["operationId"] in NEVER:
             continue
         seen[operation.label] = Counter()
@@ -116,9 +127,9 @@ def all_conform(url: str, examples: int) -> None:
                 failed.append(f"{operation.label}: {told(error)}")
             seen[operation.label] += run.statuses
     assert not failed, "\n\n".join(failed)
-    never_served = [label for label, statuses in seen.items() if not any(200 <= status < 300 for status in statuses)]
+    served = {label for label, statuses in seen.items() if any(200 <= status < 300 for status in statuses)}
     assert len(seen) >= 25
-    assert never_served == [], {label: dict(seen[label]) for label in never_served}
+    assert {label: dict(seen[label]) for label in seen.keys() - served - NEVER_SERVED} == {}
 
 
 def test_the_interface_keeps_its_word(service: Process) -> None:

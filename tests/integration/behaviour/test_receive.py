@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
-import aiohttp
 import msgspec
 import pyarrow as pa
 from integration.behaviour.world import ARROW, MSGPACK, Http, bodies, fresh, leases
@@ -66,26 +65,6 @@ async def test_a_long_poll_ends_empty(http: Http, topic: str) -> None:
     begin = loop.time()
     assert await http.leased(topic, "g", wait_ms=300) == []
     assert loop.time() - begin >= 0.29
-
-
-async def test_a_poll_whose_client_has_gone_takes_nothing(http: Http, topic: str) -> None:
-    """The message that comes next goes to who is still there, as its first attempt."""
-    await http.leased(topic, "g")
-    path = f"/v1/topics/{topic}/groups/g/messages/receive"
-    for _ in range(5):
-        async with aiohttp.ClientSession() as gone:
-            poll = asyncio.ensure_future(
-                gone.post(http.url + path, json={"max_messages": 10, "wait_ms": 30_000, "lease_ms": 60_000})
-            )
-            while not poll.done() and not gone.connector._acquired:  # type: ignore[union-attr]  # noqa: ASYNC110
-                await asyncio.sleep(0)
-            await http.get("/healthz")
-            poll.cancel()
-    stays = asyncio.ensure_future(http.leased(topic, "g", wait_ms=30_000))
-    await http.sent(topic, "a")
-    async with asyncio.timeout(SOON_SECONDS):
-        [one] = await stays
-    assert (one["body"], one["delivery_attempt"]) == ("a", 1)
 
 
 async def test_bytes_bound_a_receive(http: Http, topic: str) -> None:
