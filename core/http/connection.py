@@ -49,8 +49,8 @@ class Connection(web.RequestHandler):
     """`waiting`: the task of a long poll, cancelled when the client goes. `long_head`: the head just read exceeded
     its bound and came in one piece, so that only the dispatcher can refuse it."""
 
-    __slots__ = ("_bounds", "_head_bytes", "_head_since", "_refused", "_stall_bytes", "_stall_since", "long_head",
-                 "waiting")  # fmt: skip
+    __slots__ = ("_begun", "_bounds", "_head_bytes", "_head_since", "_refused", "_stall_bytes", "_stall_since",
+                 "long_head", "waiting")  # fmt: skip
 
     def __init__(self, manager: web.Server, bounds: Bounds, refused: bool) -> None:
         loop = asyncio.get_running_loop()
@@ -63,12 +63,13 @@ class Connection(web.RequestHandler):
             lingering_time=LINGER_SECONDS,
             max_line_size=bounds.header_bytes // 2,
             max_field_size=bounds.header_bytes // 2,
-            read_bufsize=1 << 18,
+            read_bufsize=1 << 20,
         )
         self._bounds = bounds
         self._refused = refused
         self._head_since: float | None = loop.time()
         self._head_bytes = 0
+        self._begun = False
         self._stall_since: float | None = None
         self._stall_bytes = 0
         self.long_head = False
@@ -85,7 +86,10 @@ class Connection(web.RequestHandler):
             return
         super().data_received(data)
         waiter = self._waiter
-        if waiter is not None and not waiter.done():
+        awaited = waiter is not None and not waiter.done()
+        # the first bytes may come before aiohttp's own task has begun to wait for a request
+        self._begun = self._begun or awaited or bool(self._messages)
+        if awaited or not self._begun:
             if data:
                 self._head_goes_on(len(data))
         elif self._head_since is not None:
