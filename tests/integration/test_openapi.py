@@ -36,7 +36,10 @@ NEVER = {
     "delete_topic",  # of the topic that the others are about
 }
 MAKES = {"put_group": "group"}  # a name of its own: the one that is there has other settings
-QUERIES = {"read": {"offset": 0}}  # exactly one of three: more than a schema says
+QUERIES = {  # what takes more than a schema says, such as exactly one of three
+    "read": {"offset": 0},
+    "find_by_key": {"key": "k"},
+}
 NEVER_SERVED = {"DELETE /v1/tenant/keys/{key_id}"}  # there is no key
 
 
