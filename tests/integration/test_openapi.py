@@ -29,7 +29,7 @@ from support.processes import Process, standalone
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 NAMES = {"topic": "orders", "target": "orders", "group": "g", "queue": 0, "id": "a-1-0", "producer": "p", "replay": "r"}
-EVERYDAY_EXAMPLES = 16
+EVERYDAY_EXAMPLES = 12
 LONG_EXAMPLES = 400
 NEVER = {
     "create_key",  # the first one would end the open mode, and with it the test of all others
