@@ -1,21 +1,33 @@
-"""The one thread that decompresses and encodes for the tier: `SealThread`. So sealing takes at most one core."""
+"""The one thread that decompresses and encodes for the tier: `SealThread`.
+
+So sealing takes at most one core, and of that what producers and consumers leave: the thread runs at a lower priority
+(Linux has one for each thread). Sealing that falls behind is caught up with when it is quieter; until then the log
+holds the messages.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 T = TypeVar("T")
+NICENESS = 10  # of 19
 
 
 class SealThread:
     def __init__(self) -> None:
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="seal")
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="seal", initializer=_yield_to_others)
 
     async def run(self, call: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, call)
 
     def close(self) -> None:
         self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+def _yield_to_others() -> None:
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
