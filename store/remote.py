@@ -146,6 +146,10 @@ class _WaitingSocket:
         except ConnectionError as error:
             self._pending.pop(number, None)
             raise _away(self._url) from error
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled() and future.exception() is None:  # answered in the same turn
+                self._tasks.spawn(self._release(request, future.result()), "release of leases")
+            raise
         finally:
             if not future.done() or future.cancelled():
                 self._cancel(number, socket)

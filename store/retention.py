@@ -80,8 +80,7 @@ class Retention:
         runs = self._tail.directory.runs_in(oldest.base)
         if oldest.base not in self._moved and len(self._unsealed(runs)):
             return None
-        if oldest.base not in self._moved:
-            self._raise_local_offsets(runs)
+        self._raise_local_offsets(runs)
         self._moved.discard(oldest.base)
         return oldest
 
@@ -97,11 +96,13 @@ class Retention:
         return np.flatnonzero((needed >= 0) & (ends > needed))
 
     def _raise_local_offsets(self, runs: npt.NDArray[np.void]) -> None:
+        """Of the queues of a segment that goes: its messages are in the tier or expired, or stand again at the tail."""
         queues = self._tail.fold.queues
         for run in runs:
             queue = queues.get(int(run["queue"]))
             if queue is not None:
-                queue.local_offset = max(queue.local_offset, int(run["first"]) + int(run["count"]))
+                gone = min(int(run["first"]) + int(run["count"]), max(queue.tiered_to, queue.start_offset))
+                queue.local_offset = max(queue.local_offset, gone)
 
     async def loop(self, housekeeping: Housekeeping) -> None:
         """Every few seconds: free what is above `local_bytes`, and advance `start_offset`s."""

@@ -49,5 +49,5 @@ def split(message: bytes) -> tuple[int, int, bytes]:
 async def release(store: StoreClient, request: Any, answer: Any) -> None:
     """Give back the leases of a receive that reached nobody. Raises what `settle` raises."""
     if isinstance(request, ReceiveRequest) and isinstance(answer, ReceiveResult) and answer.grants:
-        settles = [Settle(g.queue_id, g.generation, g.lease, "nack", offsets=g.offsets) for g in answer.grants]
+        settles = [Settle(g.queue_id, g.generation, g.lease, "release", offsets=g.offsets) for g in answer.grants]
         await store.settle(SettleRequest(request.group, settles, "memory", RELEASE_MS))

@@ -150,6 +150,10 @@ async def test_a_few_unsealed_messages_do_not_pin_a_segment(tmp_path: Path) -> N
             await store.engine.retention.free(store.engine.housekeeping)
     assert store.engine.log.first_position > 0
     assert await texts(store, number=1) == [b"small and slow"]
+    with pytest.raises(BelowLocal) as cold:
+        await store.read(ReadRequest(1, 0, 10, 1 << 20))
+    local = cold.value.extra["first_local_offset"]
+    assert 0 < local == (await store.queues([1]))[0].local_offset, "the others of that segment are in the tier only"
     await store.close()
     store = await open_store(disk, metadata, tmp_path, **config)
     result = await store.read(ReadRequest(2, 0, 1, 1000))

@@ -162,14 +162,14 @@ async def test_a_cancelled_receive_ends_in_the_store(world: World) -> None:
 
 
 async def test_leases_of_a_cancelled_receive_are_given_back(world: World) -> None:
-    """A grant that crossed the cancellation on its way is nacked without delay."""
+    """A grant that crossed the cancellation on its way is released, its attempt uncounted."""
     world.store.stubborn = True
     gone = asyncio.ensure_future(world.remote.receive(receive()))
     await world.store.began.wait()
     gone.cancel()
     released = await asyncio.wait_for(world.store.settled.get(), 5)
     [settle] = released.settles
-    assert (released.group, settle.lease, settle.action, settle.delay_ms) == (GROUP, 9, "nack", 0)
+    assert (released.group, settle.lease, settle.action, settle.delay_ms) == (GROUP, 9, "release", 0)
     assert settle.offsets is not None
     assert settle.offsets.equals(GRANT.offsets)
 
