@@ -150,16 +150,31 @@ async def test_a_few_unsealed_messages_do_not_pin_a_segment(tmp_path: Path) -> N
             await store.engine.retention.free(store.engine.housekeeping)
     assert store.engine.log.first_position > 0
     assert await texts(store, number=1) == [b"small and slow"]
-    with pytest.raises(BelowLocal) as cold:
-        await store.read(ReadRequest(1, 0, 10, 1 << 20))
-    local = cold.value.extra["first_local_offset"]
-    assert 0 < local == (await store.queues([1]))[0].local_offset, "the others of that segment are in the tier only"
     await store.close()
     store = await open_store(disk, metadata, tmp_path, **config)
     result = await store.read(ReadRequest(2, 0, 1, 1000))
     assert [bodies_of(frame) for frame in result.frames] == [[b"small and slow"]]
     assert result.frames[0].store_ts == stamp
     assert (await append(store, messages([b"next"], number=1))).outcomes[0].first_offset == 1
+    await store.close()
+
+
+async def test_what_shared_a_segment_with_copied_messages_is_in_the_tier(tmp_path: Path) -> None:
+    """Of a recycled segment, what was tiered is no longer local, though something else in it was copied."""
+    store = await open_store(MemoryDisk(), StoreMetadata(), tmp_path, local_bytes=4 * 64 * 1024, checkpoint_bytes=8192)
+    await append(store, messages([b"never sealed"], number=1))
+    count = 0
+    while store.engine.log.first_position == 0:
+        await append(store, messages([b"%d" % count + b"x" * 9000]))
+        count += 1
+        store.engine.seal_source.tiered(1, count)
+        await store.engine.housekeeping.checkpoint()
+        await store.engine.retention.free(store.engine.housekeeping)
+    with pytest.raises(BelowLocal) as cold:
+        await store.read(ReadRequest(1, 0, 10, 1 << 20))
+    local = cold.value.extra["first_local_offset"]
+    assert 0 < local == (await store.queues([1]))[0].local_offset
+    assert len(await texts(store, local)) == count - local
     await store.close()
 
 
