@@ -13,6 +13,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 LOCKED := $(INSTALL) --require-hashes --no-deps --no-build-isolation
+WORKERS ?= 2# of the tests: most of them wait for processes, so two take 4 minutes where one takes 6; 0 is none
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 TREES := core proxy store metadata spark client src tests benchmarks
 
 ##@ Use
@@ -29,11 +31,11 @@ bench: $(VENV)/.run ## Measure this service beside this machine's own limits; a 
 
 .PHONY: test
 test: $(VENV)/.dev java ## All tests but the long ones. ARGS="tests/unit/store -k seal" chooses
-	@$(BIN)/python -m pytest -m "not long" $(ARGS)
+	@$(PYTEST) -m "not long" $(ARGS)
 
 .PHONY: test-all
 test-all: $(VENV)/.long java ## All tests
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(PYTEST) $(ARGS)
 
 .PHONY: lint
 lint: lint-code lint-types lint-imports lint-deploy ## Every check that needs no run
