@@ -140,15 +140,16 @@ class CommitLog:
                 raise ValueError(f"segment missing between {self.segments[-1].end} and {base}")
             self.segments.append(Segment(base, self.segment_bytes, file))
 
-    def allocate_segment(self) -> Segment:
-        """Make the next segment's file, zeroed. Blocks; may raise OSError (ENOSPC), leaving nothing behind."""
+    def allocate_segment(self, written: bool = True) -> Segment:
+        """Make the next segment's file (`written`: as of `File.allocate`). Blocks; may raise OSError (ENOSPC), leaving
+        nothing behind."""
         if self._disk.free_bytes() < self.segment_bytes + self.segment_bytes // KEPT_FREE:
             raise OSError(errno.ENOSPC, "no room for another log segment beside what is kept free")
         base = self.segments[-1].end if self.segments else 0
         name = segment_name(base)
         file = self._disk.open(name, create=True)
         try:
-            file.allocate(self.segment_bytes)
+            file.allocate(self.segment_bytes, written)
         except OSError:
             file.close()
             self._disk.remove(name)

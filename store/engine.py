@@ -221,7 +221,7 @@ class Engine:
             self.delivery.on_confirmed(queue.ref.queue_id)
 
     def _rolled(self) -> None:
-        self.housekeeping.rolled()
+        self.housekeeping.began_segment()
 
     def _quarantine(self, position: int, end: int) -> None:
         if (position, end) not in self.quarantined:

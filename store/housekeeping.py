@@ -17,6 +17,7 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from millpond.core.limits import MIB
 from millpond.store.checkpoint import Checkpoint, Checkpoints, encode
 from millpond.store.commitlog import Segment
 from millpond.store.tail import Tail
@@ -25,6 +26,7 @@ from millpond.store.writer import Writer
 _log = logging.getLogger("millpond.store")
 
 RETRY_SECONDS = 1.0
+CALM_BYTES_PER_SECOND = 32 * MIB  # segments that fill faster are not written beforehand: it would double the writing
 CHECKPOINT_SHARE = 0.1  # of the time: under heavy load checkpoints come less often rather than slow it
 CHECKPOINT_SECONDS_LEAST = 1.0
 
@@ -53,6 +55,8 @@ class Housekeeping:
         self._checkpoint_wake = asyncio.Event()
         self._ready = asyncio.Event()
         self._segment_wake.set()
+        self._rolled_at = -float("inf")  # when the open segment was begun, by the loop's clock
+        self._calm = True
         self.disk_full = False
         self.checkpoint_position = checkpoints.positions[-1] if checkpoints.positions else 0
         self._checkpoint_frame = tail.frames
@@ -68,9 +72,16 @@ class Housekeeping:
         await self._ready.wait()
 
     def rolled(self) -> None:
-        """The tail has moved into a new segment, or waits for one."""
+        """A segment may be wanted, or an index written."""
         self._segment_wake.set()
         self._index_wake.set()
+
+    def began_segment(self) -> None:
+        """The tail has moved into a new segment: how fast was the last one filled?"""
+        now = asyncio.get_running_loop().time()
+        self._calm = (now - self._rolled_at) * CALM_BYTES_PER_SECOND > self._tail.log.segment_bytes
+        self._rolled_at = now
+        self.rolled()
 
     async def segment_loop(self) -> None:
         while True:
@@ -104,7 +115,7 @@ class Housekeeping:
             self.segments_recycled += 1
         else:
             try:
-                segment = await loop.run_in_executor(self._threads, log.allocate_segment)
+                segment = await loop.run_in_executor(self._threads, log.allocate_segment, self._calm)
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise

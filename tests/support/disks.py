@@ -39,7 +39,7 @@ class MemoryFile:
             self._data.extend(bytes(end - len(self._data)))
         self._data[position:end] = data
 
-    def allocate(self, length: int) -> None:
+    def allocate(self, length: int, written: bool) -> None:
         if self._disk.allocated + length > self._disk.capacity:
             raise OSError(errno.ENOSPC, "no space left on the test's disk")
         self._data[:] = bytes(length)
