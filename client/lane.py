@@ -122,7 +122,12 @@ class Lane:
         self._task = None  # here and not in a callback: what is put from now on needs a task of its own
 
     def _gather(self) -> list[Piece]:
-        """The next pieces that make one request: of one schema, within the bounds; at least one."""
+        """The next pieces that make one request: of one schema, within the bounds; at least one.
+
+        What has gathered while the last request was in flight goes together, beyond one batch's size: the more there
+        is to catch up with, the less each message costs.
+        """
+        most_bytes = limits.CLIENT_BATCHES_AT_ONCE * self._settings.batch_bytes
         pieces = [self._pending.popleft()]
         first = pieces[0].batch
         size, count = pieces[0].bytes, pieces[0].rows
@@ -130,7 +135,7 @@ class Lane:
             following = self._pending[0]
             size += following.bytes
             count += following.rows
-            too_much = size > self._settings.batch_bytes or count > self._settings.batch_messages
+            too_much = size > most_bytes or count > self._settings.batch_messages
             if too_much or following.batch.schema != first.schema:
                 break
             pieces.append(self._pending.popleft())

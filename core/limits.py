@@ -123,6 +123,7 @@ CLIENT_IDLE_SECONDS = 60  # below the service's IDLE_SECONDS, so that it is not 
 CLIENT_READ_BYTES = 1 * MIB  # read ahead of one answer
 CLIENT_RETRY_AFTER_SECONDS = 60  # what a Retry-After may ask of a client at most
 CLIENT_BATCH_BYTES = 1 * MIB  # default of a producer's batches: large enough that a request's cost vanishes
+CLIENT_BATCHES_AT_ONCE = 4  # what waited while a request was in flight goes with the next: at most so much at once
 CLIENT_BUFFER_BYTES = 64 * MIB  # default of a producer: taken and not yet answered
 CLIENT_LINGER_MS = 5  # default of a producer: how long a batch waits to fill
 CLIENT_SEND_MS = 120_000  # default of a producer: how long a batch is tried

@@ -99,7 +99,7 @@ class FakeService:
         batch = pa.ipc.open_stream(await request.read()).read_all()
         part = json.loads(request.headers["Millpond-Producer"])
         queue = int(request.headers["Millpond-Queue"])
-        self.produced.append({**part, "count": batch.num_rows, "schema": batch.schema})
+        self.produced.append({**part, "count": batch.num_rows, "bytes": batch.nbytes, "schema": batch.schema})
         first = self._accept(part, queue, batch)
         if first is None:
             return problem(409, "out_of_order", "previous is not the last")
