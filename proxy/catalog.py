@@ -93,6 +93,11 @@ class Catalog:
         return self._open
 
     # -- topics
+    def known_topic(self, tenant: str, name: str) -> TopicInfo | None:
+        """The topic when it is known and fresh: most calls need not wait for anything."""
+        topic_id = self._names.get((tenant, name))
+        return self._topics[topic_id] if topic_id is not None and self.fresh else None
+
     async def topic(self, tenant: str, name: str) -> TopicInfo:
         """Raises NotFound(topic_not_found), Unavailable."""
         topic_id = self._names.get((tenant, name))

@@ -77,7 +77,8 @@ class LocalStore:
     # -- StoreClient -----------------------------------------------------------------------------------------
 
     async def append(self, request: AppendRequest) -> AppendResult:
-        return await self._accepted(self.engine.appends.append(request), request.deadline_ms)
+        # needs no task of its own to outlive its caller: what is placed is placed in one step, and stays
+        return await self._bounded(self.engine.appends.append(request), request.deadline_ms)
 
     async def read(self, request: ReadRequest) -> ReadResult:
         return await self._bounded(self.engine.reads.read(request), request.wait_ms + CALL_MS)

@@ -19,10 +19,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 from millpond.core.errors import Unavailable
 from millpond.core.frame import MARK
-from millpond.core.limits import KIB, MARK_IDLE_MS, UNFLUSHED_BYTES
+from millpond.core.limits import KIB, MARK_IDLE_MS, MIB, UNFLUSHED_BYTES
 from millpond.store.commitlog import CommitLog, Draft
 
 INLINE_WRITE_BYTES = 128 * KIB  # a copy into the page cache of ~20 us: cheaper than waking a thread
+
+PACE_SECONDS = 0.002  # how long a flush that nobody awaits is put off: readers of `memory` topics wait so much longer
+PACED_BYTES = 4 * MIB  # .. unless so much waits for it
 
 _MARK = Draft(MARK, 0, 0, 0, 0, 0, 0, b"", b"", 0, 0)
 
@@ -33,6 +36,9 @@ class Waiters:
     def __init__(self) -> None:
         self._positions: list[int] = []
         self._futures: dict[int, asyncio.Future[None]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._positions)
 
     def wait(self, position: int) -> asyncio.Future[None]:
         future = self._futures.get(position)
@@ -80,6 +86,7 @@ class Writer:
         self._wake = asyncio.Event()
         self._flush_wake = asyncio.Event()
         self._flushed_some = asyncio.Event()
+        self._flush_awaited = asyncio.Event()
         self._gathered: asyncio.Future[int] | None = None
         self._written = Waiters()
         self._flushed = Waiters()
@@ -113,6 +120,7 @@ class Writer:
         """Until everything below `position` is on the disk. Raises Unavailable(unknown_outcome)."""
         self._check("unknown_outcome")
         if self._log.flushed < position:
+            self._flush_awaited.set()
             await asyncio.shield(self._flushed.wait(position))
 
     async def room(self, seconds: float) -> None:
@@ -169,6 +177,8 @@ class Writer:
                 await self._flush_wake.wait()
                 self._flush_wake.clear()
                 while log.flushed < log.written:
+                    if not self._flushed and log.written - log.flushed < PACED_BYTES:
+                        await self._pace()
                     end = log.written
                     started = loop.time()
                     segments = log.segments_between(log.flushed, end)
@@ -183,6 +193,14 @@ class Writer:
         except OSError as error:
             self._fail(error)
             raise
+
+    async def _pace(self) -> None:
+        """Nobody waits for this flush (`memory` topics): let a little more gather, so that flushes do not take the
+        time of requests. Ends at once when somebody does."""
+        self._flush_awaited.clear()
+        timer = asyncio.get_running_loop().call_later(PACE_SECONDS, self._flush_awaited.set)
+        await self._flush_awaited.wait()
+        timer.cancel()
 
     def _mark_when_idle(self) -> None:
         """Arrange for a mark: a frame whose header says that everything before it is confirmed."""

@@ -100,7 +100,9 @@ class Call(Generic[PartsT]):
         UnsupportedMedia (a content encoding: nothing is ever inflated).
         """
         if self._body is None:
-            self._body = await _read_body(self.request, limit_bytes, self._pace)
+            self._body = _body_at_hand(self.request, limit_bytes)
+            if self._body is None:
+                self._body = await _read_slowly(self.request, limit_bytes, self._pace)
         return self._body
 
     async def json(self, shape: type[StructT], limit_bytes: int = limits.MIB) -> StructT:
@@ -132,7 +134,8 @@ def empty(status: int = 204, headers: dict[str, str] | None = None) -> web.Respo
 # -- body -----------------------------------------------------------------------------------------------------
 
 
-async def _read_body(request: web.BaseRequest, limit_bytes: int, pace: BodyPace) -> bytes:
+def _body_at_hand(request: web.BaseRequest, limit_bytes: int) -> bytes | None:
+    """The body when all of it came with the head (small ones do), else None. Refuses what must not be read."""
     headers = request.headers
     if headers.get("Content-Encoding", "identity").lower() not in {"identity", ""}:
         raise UnsupportedMedia("unsupported_media_type", "Content-Encoding: bodies are taken as they are, not encoded")
@@ -145,14 +148,14 @@ async def _read_body(request: web.BaseRequest, limit_bytes: int, pace: BodyPace)
         if len(body) > limit_bytes:
             raise _too_large(limit_bytes)
         return body
-    if "Expect" in headers:
-        await request.writer.write(_CONTINUE)
-        request.writer.output_size = 0
-    return await _read_slowly(request, limit_bytes, pace)
+    return None
 
 
 async def _read_slowly(request: web.BaseRequest, limit_bytes: int, pace: BodyPace) -> bytes:
     """A body that has not arrived whole: under a deadline that every received byte moves a little."""
+    if "Expect" in request.headers:
+        await request.writer.write(_CONTINUE)
+        request.writer.output_size = 0
     chunks: list[bytes] = []
     size = 0
     loop = asyncio.get_running_loop()

@@ -4,7 +4,7 @@
     the literal child wins over the parameter; there is no backtracking, so a literal hides a parameter's value
 
 Segments are split on `/` before they are percent-decoded, so `%2F` stays inside its parameter (and is refused
-by the name check, not by the router). aiohttp's UrlDispatcher tries routes one by one and costs tens of us.
+by the name check, not by the router). aiohttp's UrlDispatcher tries routes one by one (5.0 us against 0.9).
 """
 
 from __future__ import annotations

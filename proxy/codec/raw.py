@@ -16,6 +16,7 @@ from millpond.core.http.call import decode_json
 from millpond.proxy.incoming import Request, Session, Single, gather
 
 PREFIX = "millpond-"
+_INITIALS = {"M", "m"}
 _PROPERTY = "property-"
 _FIELDS = {"key": "key", "tag": "tag", "dedup-id": "dedup_id"}
 _NUMBERS = {"queue": "queue", "born-ts": "born_ts"}
@@ -26,6 +27,8 @@ def millpond_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """The `Millpond-*` headers by their lower-case rest; two of one name are refused, as are delays."""
     found: dict[str, str] = {}
     for name, value in headers.items():
+        if name[:1] not in _INITIALS:  # most headers are not ours
+            continue
         lower = name.lower()
         if lower.startswith(PREFIX):
             rest = lower[len(PREFIX) :]

@@ -26,6 +26,7 @@ from millpond.core.errors import BadRequest, MillpondError, Unprocessable, Unsup
 from millpond.core.hashing import dedup_hash, hash_bytes, hash_text
 from millpond.core.http.call import answer
 from millpond.core.http.routing import Route
+from millpond.core.http.whole import whole
 from millpond.core.limits import BATCH_BYTES, DEDUP_ID_BYTES
 from millpond.core.message import check_single
 from millpond.core.names import check_name
@@ -47,18 +48,20 @@ from millpond.proxy.parts import Parts, ProxyCall
 JSON, MSGPACK, ARROW = json.MEDIA_TYPE, msgpack.MEDIA_TYPE, arrow.MEDIA_TYPE
 _IN_HEADERS = ("queue", "producer", "key", "tag", "dedup-id", "born-ts")  # raw bodies; the first two also Arrow
 _msgpack_encoder = msgspec.msgpack.Encoder()
+_json_encoder = msgspec.json.Encoder()
 
 
 async def produce(call: ProxyCall) -> web.StreamResponse:
     parts = call.parts
-    topic = await parts.catalog.topic(call.principal.tenant, check_name("topic", call.params["topic"]))
+    tenant, name = call.principal.tenant, call.params["topic"]
+    topic = parts.catalog.known_topic(tenant, name) or await parts.catalog.topic(tenant, check_name("topic", name))
     accepted = call.accepts(JSON, ARROW, MSGPACK)
     headers = call.request.headers
     minimal = accepted == ARROW or "return=minimal" in headers.get("Prefer", "")
     idempotency_key = _idempotency_key(headers.get("Idempotency-Key"))
     request, queue = await _decode(call)
     if request.single is not None and not minimal and queue is None:
-        return await _one(parts, topic, request.single, idempotency_key, accepted)
+        return await _one(call, topic, request.single, idempotency_key, accepted)
     batch = request.batch if request.batch is not None else _alone(request.single)
     count, errors, placed = await _many(parts, topic, batch, request.session, queue, idempotency_key, minimal)
     parts.counters.add("produced_messages_total", count)
@@ -96,8 +99,9 @@ def _idempotency_key(key: str | None) -> str | None:
 
 
 async def _one(
-    parts: Parts, topic: TopicInfo, single: Single, idempotency_key: str | None, accepted: str
+    call: ProxyCall, topic: TopicInfo, single: Single, idempotency_key: str | None, accepted: str
 ) -> web.StreamResponse:
+    parts = call.parts
     if idempotency_key is not None:
         if single.dedup_id is not None:
             raise _two_ids()
@@ -123,7 +127,8 @@ async def _one(
     if isinstance(placed, MillpondError):
         raise from_info(placed.info())  # one error may be many requests'; each raises its own
     parts.counters.add("produced_messages_total")
-    return _encoded(ProduceResults([result_of(queue, placed)]), accepted)
+    encoder = _msgpack_encoder if accepted == MSGPACK else _json_encoder
+    return whole(call.request, encoder.encode(ProduceResults([result_of(queue, placed)])), accepted)
 
 
 def _checked_queue(field: str, number: int, queues: int) -> int:

@@ -39,6 +39,9 @@ class Topics:
     def __init__(self) -> None:
         self.known = {"orders": topic_of(4, max_message_bytes=1_000), "one": topic_of(1)}
 
+    def known_topic(self, tenant: str, name: str) -> TopicInfo | None:
+        return None
+
     async def topic(self, tenant: str, name: str) -> TopicInfo:
         if name not in self.known:
             raise NotFound("topic_not_found", f"no topic {name}")
