@@ -62,6 +62,9 @@ def all_routes() -> list[Route]:
     return [*routes, *docs.routes(routes)]
 
 
+FIRST_SECONDS = 2.0  # for the first word of metadata, so that a proxy that says it is ready is
+
+
 class Proxy:
     """One proxy. Either `stores` (group -> client, made by the caller) or `open_store` (called for every store that
     metadata names, and again when its address changed) says how stores are reached."""
@@ -121,6 +124,8 @@ class Proxy:
         if self._directory is not None:
             await self._directory.start()
         await self._catalog.start()
+        if not await self._catalog.heard(FIRST_SECONDS):
+            _log.warning("metadata has not answered yet: this proxy starts without a catalog")
         try:
             await self._server.start(self._config.listen)
         except StartupError:

@@ -71,6 +71,7 @@ class Catalog:
         self._version = 0
         self._fresh_at = -float("inf")
         self._open = False
+        self._first = asyncio.Event()
         self._tasks = Tasks(on_death)
 
     # -- life
@@ -78,6 +79,15 @@ class Catalog:
         """Begin to follow the feed. Does not wait for metadata: a proxy may start before it."""
         self._tasks.spawn(self._follow(), "catalog feed")
         self._tasks.spawn(self._watch_open(), "catalog open mode")
+
+    async def heard(self, seconds: float) -> bool:
+        """Wait, so long at most, until metadata has been heard of once; whether it has."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._first.wait()
+        except TimeoutError:
+            return False
+        return True
 
     async def close(self) -> None:
         await self._tasks.close()
@@ -247,6 +257,7 @@ class Catalog:
         moved = changes.version != self._version
         self._version = changes.version
         self._fresh_at = self._clock.monotonic()
+        self._first.set()
         if moved and self._on_change is not None:
             self._on_change()
 
