@@ -78,7 +78,12 @@ class LocalStore:
 
     async def append(self, request: AppendRequest) -> AppendResult:
         # needs no task of its own to outlive its caller: what is placed is placed in one step, and stays
-        return await self._bounded(self.engine.appends.append(request), request.deadline_ms)
+        try:
+            return await self._bounded(self.engine.appends.append(request), request.deadline_ms)
+        except Unavailable as error:
+            if error.code != "deadline_exceeded":
+                raise
+            raise Unavailable("unknown_outcome", "the store did not answer in time; messages may be written") from None
 
     async def read(self, request: ReadRequest) -> ReadResult:
         return await self._bounded(self.engine.reads.read(request), request.wait_ms + CALL_MS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from support.stores import StoreMetadata, append, bodies_of, messages, open_stor
 
 from millpond.core.errors import BelowLocal, Conflict, Internal, OffsetOutOfRange, Unavailable
 from millpond.core.frame import HEADER_BYTES, ProducerPart
-from millpond.store.client import FindRequest, GroupRef, ReadRequest, ReceiveRequest, TimeRequest
+from millpond.store.client import AppendRequest, FindRequest, GroupRef, ReadRequest, ReceiveRequest, TimeRequest
 from millpond.store.disk import SystemDisk
 from millpond.store.identity import DirectoryRefused
 from millpond.store.local import LocalStore
@@ -351,6 +352,23 @@ async def test_an_append_outlives_its_caller(tmp_path: Path) -> None:
     await asyncio.wait({call})
     await append(store, messages([b"after"]))
     assert await texts(store) == [b"stays", b"after"]
+    await store.close()
+
+
+async def test_an_append_that_is_not_flushed_in_time_has_an_unknown_outcome(tmp_path: Path) -> None:
+    """It stands at the tail already: asking again without a sequence may write it twice, so it is not a refusal."""
+    disk = MemoryDisk()
+    store = await open_store(disk, StoreMetadata(), tmp_path)
+    released = threading.Event()
+    disk.before_sync = lambda: released.wait(10) and None  # type: ignore[method-assign]  # a sync that hangs
+    try:
+        with pytest.raises(Unavailable) as error:
+            await store.append(AppendRequest([messages([b"late"])], 50))
+        assert error.value.code == "unknown_outcome"
+    finally:
+        released.set()
+    await append(store, messages([b"after"]))
+    assert await texts(store) == [b"late", b"after"]
     await store.close()
 
 
