@@ -52,8 +52,8 @@ async def _measure(chosen: list[str], setup: Setup) -> list[Line]:
     lines: list[Line] = []
     for kind, measure in KINDS.items():
         if kind in chosen:
-            async with harness.service(setup.folder) as url:
-                lines += await measure(url, setup, CONSOLE.print)
+            async with harness.service(setup.folder) as running:
+                lines += await measure(running.url, setup, CONSOLE.print)
     if "limits" in chosen:
         lines.append(Line("fdatasync 4 KiB", "ms", [limits.fdatasync(setup.folder) for _ in range(setup.rounds)]))
         lines.append(Line("CRC32C, one core", "MB/s", [limits.crc32c() for _ in range(setup.rounds)]))

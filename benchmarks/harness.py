@@ -15,10 +15,11 @@ import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
+from benchmarks.process import Memory
 from millpond.core.clock import SystemClock
 
 START_SECONDS = 60.0
@@ -52,16 +53,35 @@ class Line(msgspec.Struct, frozen=True):
         return statistics.median(self.values)
 
 
+class Service(NamedTuple):
+    """A running `millpond standalone`: its address, its data directory, its process, and what memory it takes."""
+
+    url: str
+    data: str
+    pid: int
+    memory: Memory
+
+
+most_mib: list[float] = []  # the greatest anonymous memory of each service that has ended
+
+
 @asynccontextmanager
-async def service(folder: str) -> AsyncIterator[str]:
-    """The address of a `millpond standalone` in a fresh directory below `folder` (default: the system's)."""
+async def service(folder: str, *options: str) -> AsyncIterator[Service]:
+    """A `millpond standalone` with these command line options, in a fresh directory below `folder` (default: the
+    system's)."""
     with tempfile.TemporaryDirectory(prefix="millpond-bench-", dir=folder or None) as data:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "millpond", "standalone", "--data", f"{data}/data", "--port", "0",
-            "--log-level", "warning", stdout=asyncio.subprocess.PIPE,
+            "--log-level", "warning", *options, stdout=asyncio.subprocess.PIPE,
         )  # fmt: skip
         try:
-            yield await address_of(process)
+            url = await address_of(process)
+            memory = Memory(process.pid)
+            try:
+                yield Service(url, f"{data}/data", process.pid, memory)
+            finally:
+                await memory.close()
+                most_mib.append(memory.most_mib)
         finally:
             if process.returncode is None:
                 process.terminate()

@@ -11,12 +11,12 @@ import sys
 import tempfile
 from asyncio.subprocess import Process
 from collections.abc import Callable
-from pathlib import Path
 
 import aiohttp
 import pyarrow as pa
 
 from benchmarks.harness import Line, Setup, address_of
+from benchmarks.process import anonymous_mib
 from millpond.core.clock import SystemClock
 from millpond.core.schema import message_schema
 
@@ -50,14 +50,6 @@ async def measure(setup: Setup, tell: Callable[[str], None], queues: int, messag
         Line("ready after kill -9", "s", seconds, note=note),
         Line("memory at rest (RssAnon)", "MiB", memory, note=note),
     ]
-
-
-def anonymous_mib(pid: int) -> float:
-    """RssAnon of a process."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("RssAnon:"):
-            return int(line.split()[1]) / 1024
-    return 0.0
 
 
 async def _start(data: str) -> tuple[Process, str, float]:
