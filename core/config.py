@@ -49,6 +49,7 @@ class ProxyConfig(msgspec.Struct, frozen=True):
     listen: str = "127.0.0.1:8080"
     metadata: str = "http://127.0.0.1:8081"
     cluster_secret_file: str = ""
+    processes: int = 1  # of `millpond proxy`, behind one port
     connections: int = limits.CONNECTIONS
     frame_cache_bytes: int = limits.FRAME_CACHE_BYTES
     tier_cache_bytes: int = limits.TIER_CACHE_BYTES

@@ -45,6 +45,7 @@ BODY_SECONDS = 30  # to send a request's body, plus
 BODY_BYTES_PER_SECOND = 64 * KIB  # .. one second for each of these: slower is a slow-body attack
 IDLE_SECONDS = 75  # a kept-alive connection between requests (above the 60 s of usual load balancers)
 CONNECTIONS = 16_384  # per listener; further ones are answered 503 and closed
+PROXY_PROCESSES = 64  # behind one port: beyond some cores a store, not its proxies, is what is busy
 ANSWER_SLICE_BYTES = 256 * KIB  # JSON is encoded in slices of this, with a turn of the loop between
 
 # -- store ------------------------------------------------------------------------------------------------
@@ -73,6 +74,7 @@ CHECKPOINT_FRAMES = 20_000
 MARK_IDLE_MS = 20  # without an append, while the last frame is not covered
 CLAIM_MS = 5_000  # a range handed to a proxy for filtering, in memory only
 INLINE_FRAME_BYTES = 64 * KIB  # frames up to here travel with a grant even when it takes few of their rows
+RECENT_BYTES = 64 * MIB  # the last frames, kept in memory for who follows the tail
 RESERVED_STATE_BYTES = 4 * MIB  # of the last free segment, kept for acks when the disk is full
 
 # -- tier -------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from millpond.proxy.catalog import Catalog
 from millpond.proxy.coalesce import Coalescer
 from millpond.proxy.counters import Counters
 from millpond.proxy.frames import FrameCache
-from millpond.proxy.parts import Parts, Stores
+from millpond.proxy.parts import Parts, Siblings, Stores
 from millpond.proxy.read_range import RangeReader
 from millpond.proxy.receipts import LeaseTokens
 from millpond.proxy.routes import (
@@ -79,6 +79,7 @@ class Proxy:
         *,
         stores: Mapping[str, StoreClient] | None = None,
         open_store: OpenStore | None = None,
+        siblings: Siblings | None = None,
     ) -> None:
         assert (stores is None) != (open_store is None), "stores are given, or there is a way to open them"
         self._config = config
@@ -100,6 +101,7 @@ class Proxy:
             coalescer=Coalescer(known.of),
             reader=RangeReader(known, metadata, self._tier, FrameCache(config.frame_cache_bytes)),
             counters=Counters(),
+            siblings=siblings,
         )
         self._server = HttpServer(
             Router(all_routes()), KeyGate(self._catalog), self.parts, random, _bounds(config), self._on_death
@@ -127,7 +129,7 @@ class Proxy:
         if not await self._catalog.heard(FIRST_SECONDS):
             _log.warning("metadata has not answered yet: this proxy starts without a catalog")
         try:
-            await self._server.start(self._config.listen)
+            await self._server.start(self._config.listen, shared=self._config.processes > 1)
         except StartupError:
             await self.stop(0)
             raise

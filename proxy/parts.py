@@ -5,7 +5,7 @@ Handlers reach everything through `call.parts`; nothing is global. `ProxyCall` i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from millpond.proxy.counters import Counters
     from millpond.proxy.read_range import RangeReader
     from millpond.proxy.receipts import LeaseTokens
+
+
+Siblings: TypeAlias = Callable[[], Awaitable[dict[str, dict[str, float]]]]
+"""What all processes of this proxy count, by the number of the process; what is of none of them under an empty name."""
 
 
 class Stores:
@@ -56,6 +60,7 @@ class Parts:
     coalescer: Coalescer
     reader: RangeReader
     counters: Counters
+    siblings: Siblings | None = None
 
 
 ProxyCall: TypeAlias = Call[Parts]

@@ -77,16 +77,21 @@ class HttpServer:
     def draining(self) -> bool:
         return self._draining
 
-    async def start(self, listen: str) -> None:
-        """Listen on `host:port` (port 0: any); `address` is then `http://host:port`. Raises StartupError."""
+    async def start(self, listen: str, shared: bool = False) -> None:
+        """Listen on `host:port` (port 0: any); `address` is then `http://host:port`. Raises StartupError.
+
+        `shared`: other processes of this user listen there, too; the kernel spreads connections over them.
+        """
         host, port = split_listen(listen)
         raise_file_limit(self._bounds.connections + REFUSED_CONNECTIONS + OTHER_FILES)
         loop = asyncio.get_running_loop()
         self._server = _Server(self._handle, self._bounds)
         try:
-            self._listener = await loop.create_server(self._server, host or None, port, backlog=BACKLOG)
+            self._listener = await loop.create_server(
+                self._server, host or None, port, backlog=BACKLOG, reuse_port=shared or None
+            )
         except OSError as error:
-            raise _cannot_listen(listen, error) from error
+            raise cannot_listen(listen, error) from error
         bound = self._listener.sockets[0].getsockname()
         shown = f"[{bound[0]}]" if ":" in bound[0] else bound[0]
         self.address = f"http://{shown}:{bound[1]}"
@@ -231,7 +236,7 @@ def raise_file_limit(wanted: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
 
 
-def _cannot_listen(listen: str, error: OSError) -> StartupError:
+def cannot_listen(listen: str, error: OSError) -> StartupError:
     remedies = {
         errno.EADDRINUSE: "another process listens there: stop it, or choose another port",
         errno.EACCES: "ports below 1024 need a privilege: choose a higher one",

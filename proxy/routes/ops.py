@@ -1,7 +1,8 @@
 """For whoever operates it: is it alive, is it ready, what does it count.
 
 /healthz says only that the process answers. /readyz is 503 with reasons when it should get no traffic. /metrics is
-Prometheus' text format: the proxy's own counters and those of every store it can reach.
+Prometheus' text format: the proxy's own counters and those of every store it can reach. Where the proxy is several
+processes behind one port, whichever is asked answers for all, with a label `worker`.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ async def _status(parts: Parts, group: str) -> StoreStatus | str:
 
 
 async def metrics(call: ProxyCall) -> web.StreamResponse:
-    values = {f"millpond_proxy_{name}": value for name, value in call.parts.counters.snapshot().items()}
+    values = await _own(call.parts)
     for group, status in (await _statuses(call.parts)).items():
         up = not isinstance(status, str)
         values[f'millpond_store_up{{group="{group}"}}'] = float(up)
@@ -98,15 +99,28 @@ async def metrics(call: ProxyCall) -> web.StreamResponse:
                 **status.counters,
             }
             for name, value in numbers.items():
-                values[_labelled(f"millpond_store_{name}", group)] = float(value)
+                values[_labelled(f"millpond_store_{name}", "group", group)] = float(value)
     return web.Response(body=exposition(values).encode(), headers={"Content-Type": METRICS_TYPE})
 
 
-def _labelled(name: str, group: str) -> str:
-    """`name` or `name{a="b"}` with the label `group` added."""
+async def _own(parts: Parts) -> dict[str, float]:
+    """This proxy's counters; of each of its processes, where there are several: they start and end by themselves, and
+    a sum over them would go back when one ends."""
+    if parts.siblings is None:
+        return {f"millpond_proxy_{name}": value for name, value in parts.counters.snapshot().items()}
+    values = {}
+    for worker, numbers in (await parts.siblings()).items():
+        for name, value in numbers.items():
+            full = f"millpond_proxy_{name}"
+            values[_labelled(full, "worker", worker) if worker else full] = value
+    return values
+
+
+def _labelled(name: str, label: str, text: str) -> str:
+    """`name` or `name{a="b"}` with a label added."""
     bare, _, labels = name.partition("{")
     inner = labels.removesuffix("}")
-    return f'{bare}{{group="{group}"{"," + inner if inner else ""}}}'
+    return f'{bare}{{{label}="{text}"{"," + inner if inner else ""}}}'
 
 
 def exposition(values: dict[str, float]) -> str:

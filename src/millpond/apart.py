@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from millpond.metadata import server as metadata_server
 from millpond.metadata.local import LocalMetadata
 from millpond.metadata.remote import RemoteMetadata
 from millpond.proxy.app import Proxy
+from millpond.proxy.parts import Siblings
 from millpond.standalone import check_tier, first_failure, made
 from millpond.store import server as store_server
 from millpond.store.local import LocalStore
@@ -31,7 +33,7 @@ from millpond.store.remote import RemoteStore
 
 
 class Part:
-    """One part, up."""
+    """One part, up. `facts`: for its greeting; `numbers()`: what it counts."""
 
     def __init__(
         self,
@@ -40,17 +42,23 @@ class Part:
         facts: dict[str, str],
         ends: AsyncExitStack,
         failed: asyncio.Future[BaseException],
+        numbers: Callable[[], dict[str, float]] = dict,
     ) -> None:
         self.address = address
+        self.facts = {"url": address, **facts}
         self.failed = failed
-        self._name, self._facts, self._ends = name, facts, ends
+        self.numbers = numbers
+        self._name, self._ends = name, ends
 
     def greeting(self) -> list[str]:
-        facts = {"url": self.address, **self._facts}
-        return [f"Millpond {self._name}", *(f"  {name:<9}{value}" for name, value in facts.items())]
+        return greeting(self._name, self.facts)
 
     async def close(self) -> None:
         await self._ends.aclose()
+
+
+def greeting(name: str, facts: dict[str, str]) -> list[str]:
+    return [f"Millpond {name}", *(f"  {fact:<9}{value}" for fact, value in facts.items())]
 
 
 async def start_metadata(config: Config) -> Part:
@@ -87,8 +95,11 @@ async def start_store(config: Config) -> Part:
         return Part("store", server.address, facts, ends.pop_all(), first_failure(store.failed, failed))
 
 
-async def start_proxy(config: Config) -> Part:
-    """A proxy: it learns the stores from metadata. It reads the tier itself, so it is given the same one."""
+async def start_proxy(config: Config, siblings: Siblings | None = None) -> Part:
+    """A proxy: it learns the stores from metadata. It reads the tier itself, so it is given the same one.
+
+    `siblings`: what all workers count, where this is one of several behind one port.
+    """
     clock, random = SystemClock(), SystemRandom()
     secret = _secret(Path(config.proxy.cluster_secret_file))
     if not config.tier.url:
@@ -99,12 +110,18 @@ async def start_proxy(config: Config) -> Part:
         objects = open_objects(config.tier, "", clock, random)
         ends.push_async_callback(objects.close)
         proxy = Proxy(
-            config.proxy, metadata, objects, clock, random, open_store=lambda info: RemoteStore(info.address, secret)
+            config.proxy,
+            metadata,
+            objects,
+            clock,
+            random,
+            open_store=lambda info: RemoteStore(info.address, secret),
+            siblings=siblings,
         )
         await proxy.start()
         ends.push_async_callback(proxy.stop)
         facts = {"metadata": config.proxy.metadata, "tier": objects.url, "docs": f"{proxy.address}/docs"}
-        return Part("proxy", proxy.address, facts, ends.pop_all(), proxy.failed)
+        return Part("proxy", proxy.address, facts, ends.pop_all(), proxy.failed, proxy.parts.counters.snapshot)
 
 
 async def _serve(

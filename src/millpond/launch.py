@@ -47,8 +47,13 @@ def _store(config: Config, ready_file: str | None) -> int:
 
 
 def _proxy(config: Config, ready_file: str | None) -> int:
-    from millpond import apart
     from millpond.process import run
+
+    if config.proxy.processes != 1:
+        from millpond.workers import Workers
+
+        return run(lambda: Workers.start(config), config, ready_file)
+    from millpond import apart
 
     return run(lambda: apart.start_proxy(config), config, ready_file)
 

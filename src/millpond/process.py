@@ -16,7 +16,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from importlib.abc import MetaPathFinder
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import uvloop
 
@@ -25,8 +25,8 @@ from millpond.client.command import exits
 from millpond.core.clock import SystemClock
 from millpond.core.config import Config
 from millpond.core.errors import MillpondError, StartupError
-from millpond.store.identity import DirectoryRefused
 
+CANNOT_START = (StartupError, MillpondError, OSError)  # in words, without a traceback
 CLOSE_SECONDS = 30.0  # draining, checkpoint and mark; systemd's default patience is 90 s
 GC_THRESHOLD = (50_000, 20, 50)  # a request makes dozens of objects that die with it: collect once in a thousand
 log = logging.getLogger("millpond")
@@ -45,15 +45,23 @@ class Running(Protocol):
     async def close(self) -> None: ...
 
 
+RunningT = TypeVar("RunningT", bound=Running)
+
+
 def run(start: Callable[[], Awaitable[Running]], config: Config, ready_file: str | None) -> int:
     """Run until told to end; the exit code."""
     try:
-        logs.configure(config.log_level, config.log_json)
-        sys.meta_path.insert(0, _WithoutPandas())
+        prepare(config)
         return uvloop.run(_run(start, ready_file))
-    except (StartupError, MillpondError, OSError) as error:
-        logs.log_failure(SystemClock(), _told(error), config.log_json)
+    except CANNOT_START as error:
+        logs.log_failure(SystemClock(), told(error), config.log_json)
         return exits.FAILED
+
+
+def prepare(config: Config, worker: int | None = None) -> None:
+    """What a process needs before it imports and starts parts. Raises StartupError."""
+    logs.configure(config.log_level, config.log_json, worker)
+    sys.meta_path.insert(0, _WithoutPandas())
 
 
 class _WithoutPandas(MetaPathFinder):
@@ -66,10 +74,41 @@ class _WithoutPandas(MetaPathFinder):
 
 
 async def _run(start: Callable[[], Awaitable[Running]], ready_file: str | None) -> int:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, _on_signal, stop)
+    stop = Stop()
+    stop.on_signals()
+    return await until_ended(start, stop, lambda running: _ready(running, ready_file), lambda: _not_ready(ready_file))
+
+
+class Stop:
+    """The wish that this process ends: by a signal, or by whoever started it. A second one ends it at once."""
+
+    def __init__(self) -> None:
+        self._wished = asyncio.Event()
+
+    def on_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.again)
+
+    def once(self) -> None:
+        self._wished.set()
+
+    def again(self) -> None:
+        if self._wished.is_set():
+            os._exit(exits.FAILED)
+        self._wished.set()
+
+    async def wait(self) -> None:
+        await self._wished.wait()
+
+
+async def until_ended(
+    start: Callable[[], Awaitable[RunningT]],
+    stop: Stop,
+    on_ready: Callable[[RunningT], None],
+    on_end: Callable[[], None],
+) -> int:
+    """Start, serve until `stop` or a death, close. Raises what `start` raises; then nothing was ready."""
     starting = asyncio.ensure_future(start())
     waiting = asyncio.ensure_future(stop.wait())
     first: list[asyncio.Future[Any]] = [starting, waiting]
@@ -82,7 +121,7 @@ async def _run(start: Callable[[], Awaitable[Running]], ready_file: str | None) 
     gc.freeze()  # what is loaded now stays: a collection need not look at it again
     gc.set_threshold(*GC_THRESHOLD)
     try:
-        _ready(running, ready_file)
+        on_ready(running)
         either: list[asyncio.Future[Any]] = [waiting, running.failed]
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if running.failed.done():
@@ -93,18 +132,12 @@ async def _run(start: Callable[[], Awaitable[Running]], ready_file: str | None) 
         return exits.DONE
     finally:
         waiting.cancel()
-        _not_ready(ready_file)
+        on_end()
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
                 await running.close()
         except TimeoutError:
             log.error("stopping took longer than %d s: ending without the rest", CLOSE_SECONDS)
-
-
-def _on_signal(stop: asyncio.Event) -> None:
-    if stop.is_set():
-        os._exit(exits.FAILED)
-    stop.set()
 
 
 def _ready(running: Running, ready_file: str | None) -> None:
@@ -124,16 +157,20 @@ def _not_ready(ready_file: str | None) -> None:
         Path(ready_file).unlink(missing_ok=True)
 
 
-def _told(error: StartupError | MillpondError | OSError) -> str:
+def told(error: StartupError | MillpondError | OSError) -> str:
     """One line: what is wrong, and the remedy."""
+    detail, remedy = words(error)
+    return f"cannot start: {detail}. {_sentence(remedy)}".strip()
+
+
+def words(error: StartupError | MillpondError | OSError) -> tuple[str, str]:
+    """What is wrong, and the remedy."""
     if isinstance(error, StartupError):
-        return f"cannot start: {error.detail}. {_sentence(error.remedy)}"
-    if isinstance(error, DirectoryRefused):
-        return f"cannot start: {_sentence(error.detail)}"
+        return error.detail, error.remedy
     if isinstance(error, OSError):
-        return f"cannot start: {error.filename or 'the system'}: {error.strerror or error}. {_os_remedy(error)}"
-    told = exits.failure_of(error)
-    return f"cannot start: {_sentence(told.error)} {_sentence(told.remedy)}".strip()
+        return f"{error.filename or 'the system'}: {error.strerror or error}", _os_remedy(error)
+    failure = exits.failure_of(error)
+    return _sentence(failure.error).rstrip("."), failure.remedy
 
 
 def _os_remedy(error: OSError) -> str:
