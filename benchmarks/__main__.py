@@ -1,69 +1,115 @@
-"""`python -m benchmarks [produce] [consume] [latency] [limits] [restart] [--seconds N] [--rounds N] [--folder DIR]`."""
+"""`python -m benchmarks [KIND ..] [--peers "kafka nats .."] [--seconds N] [--rounds N] [--folder DIR]`: `make bench`.
+
+One file a kind, each with `measure(setup, tell) -> lines`; `compare` runs the peers of `peers/` beside ours.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from importlib import import_module
 from typing import Annotated
 
 import typer
 import uvloop
-from rich.console import Console
 
-from benchmarks import consume, harness, latency, limits, produce, restart, single
+from benchmarks import compare, limits, memory, peers, report
 from benchmarks.harness import Line, Setup
-from millpond.client.command import show
+from benchmarks.progress import Progress
 
-KINDS = {"produce": produce.measure, "consume": consume.measure, "latency": latency.measure}
-KINDS_HELP = "produce, consume, latency, limits (default: these); restart (fills 11 GB)"
-CONSOLE = Console(stderr=True)
+Measure = Callable[[Setup, Callable[[str], None]], Awaitable[list[Line]]]
+
+# Kind -> the module that measures it. The first are those of a plain run.
+EVERYDAY = ("produce", "consume", "latency", "limits")
+LONG = {
+    "topics": "to 10,000",
+    "backlog": "fills 1.5 GB",
+    "cold": "fills 3 GB",
+    "waiting": "5,000 long polls, a minute",
+    "memory": "",
+    "sealing": "",
+    "restart": "fills 11 GB",
+}
+KINDS = [*EVERYDAY, *LONG]
+KINDS_HELP = ", ".join(
+    [f"{', '.join(EVERYDAY)} (default: these)", *(f"{name}{why and f' ({why})'}" for name, why in LONG.items())]
+)
 
 
 def main(
-    kinds: Annotated[
-        list[str] | None, typer.Argument(help="produce, consume, latency, limits; default these; restart")
-    ] = None,
+    kinds: Annotated[list[str] | None, typer.Argument(help=KINDS_HELP)] = None,
+    peer_names: Annotated[
+        str, typer.Option("--peers", help=f"Side by side with: {' '.join(peers.NAMES)}; or all")
+    ] = "",
+    works: Annotated[str, typer.Option(help="Only works of the peers whose name has this in it")] = "",
     seconds: Annotated[float, typer.Option(help="For each round")] = 4.0,
     rounds: Annotated[int, typer.Option(help="The median of so many counts")] = 3,
     message_bytes: Annotated[int, typer.Option("--bytes", help="Body of a message")] = 1024,
     queues: Annotated[int, typer.Option(help="Queues of each topic")] = 4,
     fill_queues: Annotated[int, typer.Option(help="restart: queues of the log that is opened")] = 10_000,
     fill_messages: Annotated[int, typer.Option(help="restart: messages in it")] = 10_000_000,
-    folder: Annotated[str, typer.Option(help="Where the service writes: the disk to be measured")] = "",
+    backlog: Annotated[int, typer.Option(help="backlog: messages behind")] = 10_000_000,
+    folder: Annotated[str, typer.Option(help="Where services write: the disk to be measured")] = "",
 ) -> None:
-    """Measure a fresh standalone service beside the machine's own limits."""
-    chosen = kinds or [*KINDS, "limits"]
-    if set(chosen) - {*KINDS, "limits", "restart"}:
-        raise typer.BadParameter(f"choose from {', '.join(KINDS)}, limits and restart")
-    setup = Setup(seconds, rounds, message_bytes, queues, folder=folder)
-    lines = uvloop.run(_measure(chosen, setup))
-    if "restart" in chosen:
-        lines += uvloop.run(restart.measure(setup, CONSOLE.print, fill_queues, fill_messages))
-    path = harness.write(lines, setup)
-    by_name = {line.name: line for line in lines}
-    about = harness.machine()
-    show.table(
-        ["", ">median", "unit", ">of the limit", "limit", ">least", ">most"],
-        [_row(line, by_name) for line in lines],
-        title=f"{message_bytes:,} B messages; {about['cores']} x {about['cpu']}; single requests by {single.tool()}",
-    )
-    CONSOLE.print(f"written to {path}")
+    """Measure a fresh standalone service beside the machine's own limits, and beside peers by their own tools."""
+    wanted = peers.NAMES if peer_names == "all" else peer_names.replace(",", " ").split()
+    chosen = kinds if kinds is not None else [] if wanted else list(EVERYDAY)
+    _known("kinds", chosen, KINDS)
+    _known("peers", wanted, peers.NAMES)
+    setup = Setup(
+        seconds, rounds, message_bytes, queues, folder=folder, fill_queues=fill_queues, fill_messages=fill_messages,
+        backlog=backlog,
+    )  # fmt: skip
+    try:
+        lines, told = uvloop.run(_measure(chosen, wanted, works, setup))
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        raise typer.Exit(130) from None
+    found = report.result(lines, setup, told, " ".join(["python -m benchmarks", *sys.argv[1:]]))
+    report.table(found)
+    sys.stderr.write(f"written to {report.write(found)}\n")
 
 
-async def _measure(chosen: list[str], setup: Setup) -> list[Line]:
+def _known(what: str, chosen: list[str], known: list[str]) -> None:
+    if set(chosen) - set(known):
+        raise typer.BadParameter(f"{what}: choose from {', '.join(known)}")
+
+
+async def _measure(
+    chosen: list[str], wanted: list[str], works: str, setup: Setup
+) -> tuple[list[Line], list[report.PeerReport]]:
+    _end_on_sigterm()
     lines: list[Line] = []
-    for kind, measure in KINDS.items():
-        if kind in chosen:
-            async with harness.service(setup.folder) as running:
-                lines += await measure(running.url, setup, CONSOLE.print)
-    if "limits" in chosen:
-        lines.append(Line("fdatasync 4 KiB", "ms", [limits.fdatasync(setup.folder) for _ in range(setup.rounds)]))
-        lines.append(Line("CRC32C, one core", "MB/s", [limits.crc32c() for _ in range(setup.rounds)]))
-    return lines
+    with Progress(len(chosen) + len(wanted)) as progress:
+        for kind in chosen:
+            with progress.step(kind):
+                found = [*await measure_of(kind)(setup, progress.tell), *memory.under(kind)]
+            progress.lines(found)
+            lines += found
+        told = []
+        for name in wanted:
+            with progress.step(name):
+                found, peer = await compare.measure(name, setup, progress.tell, works)
+                found += memory.under(f"comparison with {name}")
+            progress.lines(found)
+            lines += found
+            told.append(peer)
+    return lines, told
 
 
-def _row(line: Line, by_name: dict[str, Line]) -> list[object]:
-    limit = by_name.get(line.limit)
-    ratio = f"{line.median / limit.median:.2f}x" if limit is not None else None
-    return [line.name, round(line.median, 2), line.unit, ratio, line.limit or None, min(line.values), max(line.values)]
+def measure_of(kind: str) -> Measure:
+    if kind == "limits":
+        return limits.measure
+    found: Measure = import_module(f"benchmarks.{kind}").measure
+    return found
+
+
+def _end_on_sigterm() -> None:
+    """SIGTERM as Ctrl-C: whatever was started is ended, whatever was written is removed."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
 
 
 if __name__ == "__main__":

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from benchmarks import harness
 from benchmarks.harness import Line, Setup, interleaved
 from benchmarks.produce import fresh
 from millpond.client.connection import Connection
 from millpond.client.load import batched
-from millpond.client.topics import Topics
 
 MESSAGES_PER_SECOND = 100_000  # how many are there to be consumed, for each second of the setup
 
 
-async def measure(url: str, setup: Setup, tell: Callable[[str], None]) -> list[Line]:
-    async with Connection(url) as connection:
+async def measure(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
+    async with harness.service(setup.folder) as service, Connection(service.url) as connection:
         topic = await fresh(connection, setup, "flush")
         total = int(MESSAGES_PER_SECOND * setup.seconds)
         tell(f"{total:,} messages to consume")
@@ -28,6 +28,5 @@ async def measure(url: str, setup: Setup, tell: Callable[[str], None]) -> list[L
             return rate.per_second
 
         runs = {"consume, Arrow batches": lambda: consume(False), "consume, messages": lambda: consume(True)}
-        found = await interleaved(setup.rounds, runs, tell)
-        await Topics(connection).delete(topic)
+        found = await interleaved(setup.rounds, runs, tell, lambda: harness.settled(service.pid))
     return [Line(name, "messages/s", values) for name, values in found.items()]

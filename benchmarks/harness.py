@@ -1,4 +1,4 @@
-"""What every benchmark shares: a service of its own in a fresh directory, repeated runs, one table, one JSON file.
+"""What every benchmark shares: a service of its own in a fresh directory, and repeated, interleaved runs.
 
 Run from the repository: `python -m benchmarks` (`make bench`). Figures are medians over interleaved runs, and stand
 beside the machine's own limits measured in the same run; a ratio counts, not a figure.
@@ -8,23 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import os
-import platform
 import statistics
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager, suppress
+from typing import Literal, NamedTuple
 
 import msgspec
 
-from benchmarks.process import Memory
+from benchmarks.process import Memory, cpu_seconds
 from millpond.core.clock import SystemClock
 
 START_SECONDS = 60.0
 STOP_SECONDS = 60.0
-RESULTS = Path(__file__).parent / "results"
+QUIET_SECONDS = 0.25  # a process that takes next to nothing for so long has no backlog
+QUIET_SHARE = 0.08  # of a core
+SETTLE_SECONDS = 30.0  # .. but no longer is waited for it
 
 
 class Setup(msgspec.Struct, frozen=True):
@@ -37,16 +37,35 @@ class Setup(msgspec.Struct, frozen=True):
     connections: int = 64
     per_second: int = 1000
     folder: str = ""
+    backlog: int = 10_000_000
+    fill_queues: int = 10_000
+    fill_messages: int = 10_000_000
+
+
+class Aim(msgspec.Struct, frozen=True):
+    """What a figure should be: at least or at most so much; of the median itself, or of its ratio to the limit, or of
+    its difference to the limit."""
+
+    at_least: float | None = None
+    at_most: float | None = None
+    of: Literal["ratio", "value", "difference"] = "ratio"
 
 
 class Line(msgspec.Struct, frozen=True):
-    """One measurement: `values` of its rounds in `unit`; `limit` names the line it is compared with."""
+    """One measurement: `values` of its rounds in `unit`; `limit` names the line it is compared with.
+
+    Lines of the same `work` by different systems (`who`) stand in one chart. `aim` puts a line into the page's table
+    of aims.
+    """
 
     name: str
     unit: str
     values: list[float]
     limit: str = ""
     note: str = ""
+    aim: Aim | None = None
+    work: str = ""
+    who: str = "millpond"
 
     @property
     def median(self) -> float:
@@ -100,42 +119,43 @@ async def address_of(process: asyncio.subprocess.Process) -> str:
 
 
 async def interleaved(
-    rounds: int, runs: Mapping[str, Callable[[], Awaitable[float]]], tell: Callable[[str], None]
+    rounds: int,
+    runs: Mapping[str, Callable[[], Awaitable[float]]],
+    tell: Callable[[str], None],
+    settle: Callable[[], Awaitable[object]] | None = None,
 ) -> dict[str, list[float]]:
-    """Each of `runs` once a round, so that a change of the machine's mood meets all of them."""
+    """Each of `runs` once a round, so that a change of the machine's mood meets all of them; `settle` before each, so
+    that none pays for what the one before it left."""
     found: dict[str, list[float]] = {name: [] for name in runs}
     for number in range(rounds):
         for name, run in runs.items():
             tell(f"{name}, round {number + 1} of {rounds}")
+            if settle is not None:
+                await settle()
             found[name].append(await run())
     return found
 
 
-def machine() -> dict[str, Any]:
-    """What it ran on."""
-    model = next(
-        (line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")), ""
-    )
-    memory = next((int(line.split()[1]) // 1024 for line in _lines("/proc/meminfo") if line.startswith("MemTotal")), 0)
-    return {
-        "cpu": model, "cores": os.cpu_count(), "memory_mib": memory, "kernel": platform.release(),
-        "python": platform.python_version(),
-    }  # fmt: skip
+async def settled(*pids: int) -> bool:
+    """Wait until the disk has what was written so far and these processes have nothing to do; False when that took
+    too long. What a round leaves behind (dirty pages, batches to be sealed, garbage) is not the next one's bill.
+    """
+    clock = SystemClock()
+    until = clock.monotonic() + SETTLE_SECONDS
+    await asyncio.to_thread(os.sync)
+    before = _cpu_seconds(pids)
+    while clock.monotonic() < until:
+        await asyncio.sleep(QUIET_SECONDS)
+        now = _cpu_seconds(pids)
+        if now - before <= QUIET_SECONDS * QUIET_SHARE * max(1, len(pids)):
+            return True
+        before = now
+    return False
 
 
-def _lines(path: str) -> list[str]:
-    try:
-        return Path(path).read_text().splitlines()
-    except OSError:
-        return []
-
-
-def write(lines: list[Line], setup: Setup) -> Path:
-    """All of a run as JSON, named by its time."""
-    RESULTS.mkdir(exist_ok=True)
-    now_ms = SystemClock().wall_ms()
-    path = RESULTS / f"{now_ms}.json"
-    told = [{**msgspec.to_builtins(line), "median": line.median} for line in lines]
-    whole = {"at_ms": now_ms, "machine": machine(), "setup": setup, "lines": told}
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(whole), indent=1))
-    return path
+def _cpu_seconds(pids: Iterable[int]) -> float:
+    total = 0.0
+    for pid in pids:
+        with suppress(FileNotFoundError, ProcessLookupError):
+            total += cpu_seconds(pid)
+    return total

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from benchmarks import harness
 from benchmarks.harness import Line, Setup
 from benchmarks.produce import fresh
 from millpond.client.connection import Connection
@@ -12,12 +13,13 @@ from millpond.client.load.figures import Times
 from millpond.client.topics import Durability
 
 
-async def measure(url: str, setup: Setup, tell: Callable[[str], None]) -> list[Line]:
+async def measure(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
     found: dict[Durability, list[Times]] = {"memory": [], "flush": []}
-    async with Connection(url) as connection:
+    async with harness.service(setup.folder) as service, Connection(service.url) as connection:
         for number in range(setup.rounds):
             for durability, times in found.items():
                 tell(f"latency, {durability}, round {number + 1} of {setup.rounds}")
+                await harness.settled(service.pid)
                 topic = await fresh(connection, setup, durability)
                 times.append(
                     await batched.latency(

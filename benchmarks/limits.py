@@ -21,10 +21,21 @@ import google_crc32c
 import uvloop
 from aiohttp import web
 
+from benchmarks.harness import Line, Setup
 from millpond.core.clock import SystemClock
 
+FDATASYNC = "fdatasync 4 KiB"
 BLOCK = 16 * 1024 * 1024
 FILE_BYTES = 512 * 1024 * 1024
+
+
+async def measure(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
+    """The limits that no kind of work measures beside itself."""
+    tell("fdatasync, CRC32C")
+    return [
+        Line(FDATASYNC, "ms", [fdatasync(setup.folder) for _ in range(setup.rounds)]),
+        Line("CRC32C, one core", "MB/s", [crc32c() for _ in range(setup.rounds)]),
+    ]
 
 
 @asynccontextmanager

@@ -1,20 +1,31 @@
-"""Produce: in batches by the SDK, one message at a time and as Arrow; and single messages, one a request."""
+"""Produce: in batches by the SDK, one message at a time and as Arrow; and single messages, one a request.
+
+Each round has a topic of its own that is deleted at its end, and the next begins when the service has nothing left to
+do: the batches that one round leaves to be sealed and the pages it leaves to be written are not the next one's bill.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
 from itertools import count
 
 import pyarrow as pa
 
-from benchmarks import limits, single
-from benchmarks.harness import Line, Setup, interleaved
+from benchmarks import harness, limits, single
+from benchmarks.harness import Aim, Line, Setup, interleaved
 from millpond.client.connection import Connection, path_of
 from millpond.client.load import batched
 from millpond.client.producer import Producer
 from millpond.client.topics import Durability, Topics
 
+KEYS = 1000
+ARROW_MESSAGES = 64_000  # in one table of ready batches
 _names = count()
+DISK, IDLE = "pwrite + fdatasync 16 MiB", "handler that does nothing"
+CACHE = "pwrite 16 MiB"
+AIMS = {"single produce, memory": Aim(at_least=0.75), "single produce, flush": Aim(at_least=0.55)}
 
 
 async def fresh(connection: Connection, setup: Setup, durability: Durability) -> str:
@@ -24,56 +35,74 @@ async def fresh(connection: Connection, setup: Setup, durability: Durability) ->
     return topic
 
 
-async def measure(url: str, setup: Setup, tell: Callable[[str], None]) -> list[Line]:
-    """Batched and single produce, beside pwrite and beside a handler that does nothing."""
-    async with Connection(url) as connection, limits.nothing() as idle_url:
+@asynccontextmanager
+async def temporary(connection: Connection, setup: Setup, durability: Durability) -> AsyncIterator[str]:
+    """A new topic that is deleted at the end."""
+    topic = await fresh(connection, setup, durability)
+    yield topic
+    await Topics(connection).delete(topic)
 
-        async def by_sdk(keys: int) -> float:
-            topic = await fresh(connection, setup, "flush")
-            rate = await batched.produce(connection, topic, setup.message_bytes, seconds=setup.seconds, keys=keys)
-            await Topics(connection).delete(topic)
-            return rate.megabytes_per_second
 
-        async def singles(durability: Durability) -> float:
-            topic = await fresh(connection, setup, durability)
-            return await single.requests_per_second(url, path_of("topics", topic, "messages"), setup)
+async def by_sdk(connection: Connection, setup: Setup, durability: Durability, keys: int = 0) -> float:
+    """Messages per second of `send_nowait`, one call a message, until all are answered."""
+    async with temporary(connection, setup, durability) as topic:
+        rate = await batched.produce(connection, topic, setup.message_bytes, seconds=setup.seconds, keys=keys)
+    return rate.per_second
+
+
+async def by_requests(url: str, connection: Connection, setup: Setup, durability: Durability) -> float:
+    """Requests per second of one message each."""
+    async with temporary(connection, setup, durability) as topic:
+        return await single.requests_per_second(url, path_of("topics", topic, "messages"), setup)
+
+
+async def by_arrow(connection: Connection, setup: Setup, durability: Durability) -> float:
+    """Messages per second of ready Arrow batches."""
+    batch = pa.RecordBatch.from_pydict({"body": batched.bodies(setup.message_bytes)})
+    table = pa.Table.from_batches([batch] * (ARROW_MESSAGES // batch.num_rows))
+    clock = connection.clock
+    async with (
+        temporary(connection, setup, durability) as topic,
+        Producer(topic, connection=connection, batch_bytes=4 * 2**20) as producer,
+    ):
+        begin = clock.monotonic()
+        sent = 0
+        while clock.monotonic() - begin < setup.seconds:
+            await producer.send_batch(table)
+            sent += table.num_rows
+        return sent / (clock.monotonic() - begin)
+
+
+async def measure(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
+    """Batched produce beside pwrite with and without fdatasync, single produce beside a handler that does nothing."""
+    async with (
+        harness.service(setup.folder) as service,
+        Connection(service.url) as connection,
+        limits.nothing() as idle_url,
+    ):
 
         async def pwrite(sync: bool) -> float:
             return limits.pwrite(setup.folder, sync)
 
-        found = await interleaved(
-            setup.rounds,
-            {
-                "pwrite 16 MiB": lambda: pwrite(False),
-                "pwrite + fdatasync 16 MiB": lambda: pwrite(True),
-                "batched produce, send_nowait": lambda: by_sdk(0),
-                "batched produce, keyed": lambda: by_sdk(1000),
-                "batched produce, Arrow": lambda: arrow(connection, setup),
-                "handler that does nothing": lambda: single.requests_per_second(idle_url, "/", setup),
-                "single produce, memory": lambda: singles("memory"),
-                "single produce, flush": lambda: singles("flush"),
-            },
-            tell,
-        )
-    disk, idle = "pwrite + fdatasync 16 MiB", "handler that does nothing"
-    against = {name: disk if "batched" in name else idle if "single" in name else "" for name in found}
-    return [
-        Line(name, "requests/s" if against[name] == idle or name == idle else "MB/s", values, against[name])
-        for name, values in found.items()
-    ]
+        async def megabytes(of: Callable[[], Awaitable[float]]) -> float:
+            return await of() * setup.message_bytes / 1e6
+
+        runs: dict[str, Callable[[], Awaitable[float]]] = {CACHE: partial(pwrite, False), DISK: partial(pwrite, True)}
+        durabilities: tuple[Durability, ...] = ("memory", "flush")
+        for durability in durabilities:
+            sdk = partial(by_sdk, connection, setup, durability)
+            arrow = partial(by_arrow, connection, setup, durability)
+            for how, run in {"send_nowait": sdk, "keyed": partial(sdk, KEYS), "Arrow": arrow}.items():
+                runs[f"batched produce, {how}, {durability}"] = partial(megabytes, run)
+        runs[IDLE] = partial(single.requests_per_second, idle_url, "/", setup)
+        for durability in durabilities:
+            runs[f"single produce, {durability}"] = partial(by_requests, service.url, connection, setup, durability)
+        found = await interleaved(setup.rounds, runs, tell, lambda: harness.settled(service.pid))
+    return [_line(name, values) for name, values in found.items()]
 
 
-async def arrow(connection: Connection, setup: Setup) -> float:
-    """MB/s of bodies of ready Arrow batches."""
-    topic = await fresh(connection, setup, "flush")
-    batch = pa.RecordBatch.from_pydict({"body": batched.bodies(setup.message_bytes, 4000)})
-    clock = connection.clock
-    async with Producer(topic, connection=connection, batch_bytes=4 * 2**20) as producer:
-        begin = clock.monotonic()
-        sent = 0
-        while clock.monotonic() - begin < setup.seconds:
-            await producer.send_batch(pa.Table.from_batches([batch] * 16))
-            sent += 16 * batch.num_rows
-        took = clock.monotonic() - begin
-    await Topics(connection).delete(topic)
-    return sent * setup.message_bytes / 1e6 / took
+def _line(name: str, values: list[float]) -> Line:
+    if name == IDLE or "single" in name:
+        return Line(name, "requests/s", values, IDLE if name != IDLE else "", aim=AIMS.get(name))
+    batched_limit = DISK if name.endswith("flush") else CACHE
+    return Line(name, "MB/s", values, batched_limit if "batched" in name else "")

@@ -1,0 +1,209 @@
+"""Processes that end with the benchmark, whatever ends it, and the folder they write to.
+
+Each is a process group of its own, so that Ctrl-C reaches only the benchmark, which then ends the groups: at the end of
+`place`, else at the exit of the interpreter. Should even that not happen (kill -9), Linux ends them (`setpriv`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import shutil
+import signal
+import socket
+import tempfile
+from asyncio.subprocess import PIPE, STDOUT, Process
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+from benchmarks.process import anonymous_mib
+
+END_SECONDS = 10.0  # from a friendly end of a group to the unfriendly one
+START_SECONDS = 90.0
+POLL_SECONDS = 0.05
+LINE_BYTES = 1 << 20
+TOLD_LINES = 4  # of a failed tool's output
+_groups: set[int] = set()
+
+
+class ToolFailed(Exception):
+    """A tool or server of a peer did not do what it was started for; says its last words."""
+
+
+class Place:
+    """A folder, and the processes that were started in it. `commands` are those of the tools, as a person would type
+    them."""
+
+    def __init__(self, folder: Path, short: Mapping[str, str]) -> None:
+        self.folder = folder
+        self.commands: list[str] = []
+        self._short = {**short, str(folder): "$DATA"}
+        self._servers: list[Process] = []
+
+    # -- servers ----------------------------------------------------------------------------------------------
+
+    async def serve(self, *argv: str, env: Mapping[str, str] | None = None, port: int, name: str = "server") -> int:
+        """Start a server and wait until `port` answers; its process id. Its output goes to NAME.log in the folder."""
+        process = await self._start(argv, env, name)
+        self._servers.append(process)
+        await self._answers(process, port, name)
+        return process.pid
+
+    async def _start(self, argv: Sequence[str], env: Mapping[str, str] | None, name: str) -> Process:
+        with (self.folder / f"{name}.log").open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                *bound(argv), cwd=self.folder, env=environment(env), stdin=asyncio.subprocess.DEVNULL, stdout=log,
+                stderr=STDOUT, start_new_session=True,
+            )  # fmt: skip
+        _groups.add(process.pid)
+        return process
+
+    async def _answers(self, process: Process, port: int, name: str) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(START_SECONDS):
+                while process.returncode is None:
+                    if await answers(port):
+                        return
+                    await asyncio.sleep(POLL_SECONDS)
+        raise ToolFailed(f"{name} did not start: {tail((self.folder / f'{name}.log').read_text(errors='replace'))}")
+
+    def pids(self) -> list[int]:
+        """Of all servers and what they started."""
+        return [pid for process in self._servers for pid in members(process.pid)]
+
+    def anonymous_mib(self) -> float:
+        return sum(anonymous_mib(pid) for pid in self.pids())
+
+    # -- tools ------------------------------------------------------------------------------------------------
+
+    async def run(self, *argv: str, env: Mapping[str, str] | None = None, seconds: float = 120.0) -> str:
+        """What a tool printed, once it has ended well. Raises ToolFailed."""
+        return await self._tool(argv, env, seconds, None)
+
+    async def run_until(
+        self, *argv: str, wanted: str, count: int, env: Mapping[str, str] | None = None, seconds: float = 120.0
+    ) -> str:
+        """What a tool that never ends printed up to the `count`-th line with `wanted` in it; it is ended then."""
+        return await self._tool(argv, env, seconds, (wanted, count))
+
+    async def _tool(
+        self, argv: Sequence[str], env: Mapping[str, str] | None, seconds: float, until: tuple[str, int] | None
+    ) -> str:
+        self.commands.append(self.told(argv))
+        process = await asyncio.create_subprocess_exec(
+            *bound(argv), cwd=self.folder, env=environment(env), stdin=asyncio.subprocess.DEVNULL, stdout=PIPE,
+            stderr=STDOUT, start_new_session=True, limit=LINE_BYTES,
+        )  # fmt: skip
+        _groups.add(process.pid)
+        lines: list[str] = []
+        try:
+            async with asyncio.timeout(seconds):
+                if await self._read(process, lines, until):
+                    return "\n".join(lines)
+                await process.wait()
+        except TimeoutError:
+            raise ToolFailed(f"{argv[0]} took longer than {seconds:.0f} s: {tail(chr(10).join(lines))}") from None
+        finally:
+            await end(process, 0.0)
+        text = "\n".join(lines)
+        if process.returncode or until is not None:
+            raise ToolFailed(f"{Path(argv[0]).name} ended with {process.returncode}: {tail(text)}")
+        return text
+
+    async def _read(self, process: Process, lines: list[str], until: tuple[str, int] | None) -> bool:
+        assert process.stdout is not None
+        seen = 0
+        async for line in process.stdout:
+            lines.append(line.decode(errors="replace").rstrip())
+            seen += until is not None and until[0] in lines[-1]
+            if until is not None and seen >= until[1]:
+                return True
+        return False
+
+    def told(self, argv: Sequence[str]) -> str:
+        text = " ".join(word if word and not set(word) & set(" ;|$") else f"'{word}'" for word in argv)
+        for long, short in sorted(self._short.items(), key=lambda pair: -len(pair[0])):
+            text = text.replace(long, short)
+        return text
+
+    async def end(self) -> None:
+        """All servers, the last started first."""
+        for process in reversed(self._servers):
+            await end(process, END_SECONDS)
+        self._servers.clear()
+
+
+@asynccontextmanager
+async def place(below: str, short: Mapping[str, str] | None = None) -> AsyncIterator[Place]:
+    """A fresh folder below `below` (default: the system's), gone at the end with every process started in it."""
+    with tempfile.TemporaryDirectory(prefix="millpond-bench-", dir=below or None, ignore_cleanup_errors=True) as folder:
+        here = Place(Path(folder), short or {})
+        try:
+            yield here
+        finally:
+            await asyncio.shield(asyncio.ensure_future(here.end()))
+
+
+async def end(process: Process, friendly_seconds: float) -> None:
+    """End a process and all of its group."""
+    if process.returncode is None and friendly_seconds:
+        _signal(process.pid, signal.SIGTERM)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(friendly_seconds):
+                await process.wait()
+    _signal(process.pid, signal.SIGKILL)  # also what the first one left behind in its group
+    await process.wait()
+    _groups.discard(process.pid)
+
+
+def _signal(group: int, number: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, number)
+
+
+@atexit.register
+def _end_all() -> None:
+    for group in _groups:
+        _signal(group, signal.SIGKILL)
+
+
+def bound(argv: Sequence[str]) -> list[str]:
+    """`argv`, ended by Linux when its parent is gone, where there is a tool to ask for that."""
+    setpriv = shutil.which("setpriv")
+    return [setpriv, "--pdeathsig", "KILL", "--", *argv] if setpriv else list(argv)
+
+
+def environment(more: Mapping[str, str] | None) -> dict[str, str]:
+    return {**os.environ, "LC_ALL": "C.UTF-8", **(more or {})}
+
+
+def members(group: int) -> list[int]:
+    """The process ids of a process group."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError, ValueError):
+            if int(stat.read_text().rpartition(")")[2].split()[2]) == group:
+                found.append(int(stat.parent.name))
+    return found
+
+
+async def answers(port: int) -> bool:
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return False
+    writer.close()
+    return True
+
+
+def free_port() -> int:
+    """A port of loopback that nobody has now."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def tail(text: str) -> str:
+    return " | ".join([line.strip() for line in text.splitlines() if line.strip()][-TOLD_LINES:])
