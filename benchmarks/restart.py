@@ -10,24 +10,22 @@ import asyncio
 import sys
 import tempfile
 from asyncio.subprocess import Process
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import aiohttp
-import pyarrow as pa
 
+from benchmarks import filling
 from benchmarks.harness import Line, Setup, address_of
 from benchmarks.process import anonymous_mib
 from millpond.core.clock import SystemClock
-from millpond.core.schema import message_schema
 
 QUEUES_PER_TOPIC = 1_000
-LANES = 8
-REQUEST_SECONDS = 60.0
 KEEP_LOCAL_BYTES = 1 << 40  # nothing is recycled: the whole log is there to be opened
 
 
-async def measure(setup: Setup, tell: Callable[[str], None], queues: int, messages: int) -> list[Line]:
+async def measure(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
     """Lines: seconds to ready after SIGKILL, once for each round; MiB of anonymous memory after each start."""
+    queues, messages = setup.fill_queues, setup.fill_messages
     seconds: list[float] = []
     memory: list[float] = []
     with tempfile.TemporaryDirectory(prefix="millpond-bench-", dir=setup.folder or None) as data:
@@ -63,57 +61,33 @@ async def _start(data: str) -> tuple[Process, str, float]:
     return process, url, clock.monotonic() - began
 
 
-def _stream(count: int, size: int) -> bytes:
-    schema = message_schema(0)
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, schema) as writer:
-        writer.write_batch(pa.record_batch([pa.array([bytes(size)] * count, pa.binary())], schema=schema))
-    return bytes(sink.getvalue())
-
-
 async def _fill(url: str, size: int, queues: int, messages: int) -> None:
     per_queue = max(1, messages // queues)
-    body = _stream(min(per_queue, 1_000), size)
-    work = [
+    body = filling.stream(filling.batch(min(per_queue, 1_000), size))
+    work: Iterator[tuple[str, int | None]] = (
         (f"t{number // QUEUES_PER_TOPIC}", number % QUEUES_PER_TOPIC)
         for _ in range(max(1, per_queue // 1_000))
         for number in range(queues)
-    ]
-    timeout = aiohttp.ClientTimeout(total=REQUEST_SECONDS)
-    async with aiohttp.ClientSession(url, timeout=timeout) as session:
+    )
+    async with filling.session(url) as session:
         for topic in range(-(-queues // QUEUES_PER_TOPIC)):
-            settings = {"queues": min(QUEUES_PER_TOPIC, queues - topic * QUEUES_PER_TOPIC), "durability": "memory"}
-            async with session.put(f"/v1/topics/t{topic}", json=settings) as answer:
-                answer.raise_for_status()
-
-        async def lane(number: int) -> None:
-            for topic, queue in work[number::LANES]:
-                await _post(session, topic, queue, body)
-
-        await asyncio.gather(*(lane(number) for number in range(LANES)))
-
-
-async def _post(session: aiohttp.ClientSession, topic: str, queue: int, body: bytes) -> None:
-    headers = {
-        "Content-Type": "application/vnd.apache.arrow.stream", "Millpond-Queue": str(queue), "Prefer": "return=minimal",
-    }  # fmt: skip
-    async with session.post(f"/v1/topics/{topic}/messages", data=body, headers=headers) as answer:
-        answer.raise_for_status()
-        await answer.read()
+            here = min(QUEUES_PER_TOPIC, queues - topic * QUEUES_PER_TOPIC)
+            await filling.create(session, [f"t{topic}"], here, "memory")
+        await filling.fill(session, work, body)
 
 
 async def _kill_under_load(process: Process, url: str, size: int) -> None:
-    body = _stream(100, size)
-    async with aiohttp.ClientSession(url, timeout=aiohttp.ClientTimeout(total=REQUEST_SECONDS)) as session:
+    body = filling.stream(filling.batch(100, size))
+    async with filling.session(url) as session:
 
         async def load(number: int) -> None:
             try:
                 while True:
-                    await _post(session, "t0", number, body)
+                    await filling.post(session, "t0", body, number)
             except aiohttp.ClientError:
                 return
 
-        loads = asyncio.gather(*(load(number) for number in range(LANES)))
+        loads = asyncio.gather(*(load(number) for number in range(filling.LANES)))
         await asyncio.sleep(1.0)
         process.kill()
         await process.wait()

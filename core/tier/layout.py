@@ -40,6 +40,15 @@ FOOTER_MAGIC = b"MPF" + bytes([TIER_VERSION])
 _GUARD_BYTES = len(FOOTER_MAGIC) + 4
 _PARQUET_MAGIC = b"PAR1"
 _TAIL_BYTES = 4 + len(_PARQUET_MAGIC)
+PARQUET: dict[str, Any] = {
+    "compression": "zstd",
+    "compression_level": 1,
+    "use_dictionary": ["queue", "key", "tag"],
+    "write_statistics": ["queue", "offset", "store_ts", "born_ts", "key"],
+    "sorting_columns": [pq.SortingColumn(0), pq.SortingColumn(1)],
+    "store_schema": False,
+}
+"""How pyarrow's writer is set. A dictionary only where values repeat; statistics where readers prune by them."""
 
 
 class QueueRange(msgspec.Struct, frozen=True):
@@ -175,16 +184,7 @@ def decode_group(metadata: Any, footer: Footer, index: int, data: bytes) -> pa.T
 
 
 def _writer(sink: pa.NativeFile) -> pq.ParquetWriter:
-    return pq.ParquetWriter(
-        sink,
-        TIER_SCHEMA,
-        compression="zstd",
-        compression_level=1,
-        use_dictionary=["queue", "key", "tag"],
-        write_statistics=["queue", "offset", "store_ts", "born_ts", "key"],
-        sorting_columns=[pq.SortingColumn(0), pq.SortingColumn(1)],
-        store_schema=False,
-    )
+    return pq.ParquetWriter(sink, TIER_SCHEMA, **PARQUET)
 
 
 def _write_group(writer: pq.ParquetWriter, sink: _Sink, rows: pa.Table) -> RowGroup:

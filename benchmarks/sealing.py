@@ -1,0 +1,193 @@
+"""How fast the log becomes Parquet, and what a producer notices of it.
+
+Our seal: a store's engine in this process, its log and its tier in one directory, 480 MB of eight topics from the
+confirmed frames to rows COMMITTED in the manifest: read back, checksums compared, encoded, hashed, fsynced, verified.
+Beside it pyarrow's own `pq.write_table` of the same rows with the same settings, one file for each object: that is
+encoding and writing, nothing else. Both on one core, on messages that compress to half.
+
+The producer: a probe at a steady rate beside a service that seals what was filled in before, on demand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from itertools import count
+from pathlib import Path
+
+import google_crc32c
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks import filling, harness, probe
+from benchmarks.harness import Aim, Line, Setup, interleaved
+from benchmarks.probe import Probe
+from millpond.client.connection import Connection
+from millpond.client.topics import Topics
+from millpond.core.clock import SystemClock, SystemRandom
+from millpond.core.config import StoreConfig, TierConfig
+from millpond.core.frame import Sidecar, pack_sidecar
+from millpond.core.limits import ROW_GROUP_BYTES, SEAL_BYTES
+from millpond.core.schema import TIER_SCHEMA
+from millpond.core.tier.directory import DirectoryObjects
+from millpond.core.tier.layout import PARQUET
+from millpond.metadata.client import TopicSettings
+from millpond.metadata.local import LocalMetadata
+from millpond.store.client import AppendRequest, QueueAppend, QueueRef
+from millpond.store.disk import SystemDisk
+from millpond.store.engine import Engine
+from millpond.store.local import LocalStore
+
+BATCHES = 480
+BATCH_MESSAGES = 1_000
+PER_TOPIC = 60  # batches of 1 MB: just under SEAL_BYTES, so sealed on demand only
+FILLED = 24  # topics for one round of the probe
+OURS, THEIRS = "seal, log to manifest", "pq.write_table"
+
+
+async def measure(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
+    """MB/s of raw bodies; produce quantiles while it seals beside those while it does not."""
+    return await _rates(setup, tell) + await _noticed(setup, tell)
+
+
+# -- rates ----------------------------------------------------------------------------------------------------
+
+
+async def _rates(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
+    batches = [filling.batch(BATCH_MESSAGES, setup.message_bytes) for _ in range(64)]
+    wanted = [batches[at % 64] for at in range(BATCHES)]
+    found = await interleaved(
+        setup.rounds, {OURS: lambda: _seal(wanted, setup), THEIRS: lambda: _parquet(wanted, setup)}, tell
+    )
+    return [Line(OURS, "MB/s", found[OURS], THEIRS, aim=Aim(at_least=0.8)), Line(THEIRS, "MB/s", found[THEIRS])]
+
+
+async def _seal(batches: list[pa.RecordBatch], setup: Setup) -> float:
+    """Each topic holds a little less than what would be sealed unasked."""
+    async with _store(setup.folder, len(batches) // PER_TOPIC) as (engine, queues):
+        store = LocalStore(engine)
+        for number, queue in enumerate(queues):
+            for batch in batches[number * PER_TOPIC : (number + 1) * PER_TOPIC]:
+                await store.append(AppendRequest([_append(batch, queue)], 10_000))
+        await engine.writer.flushed(engine.log.tail)
+        clock = SystemClock()
+        begin = clock.monotonic()
+        for queue in queues:
+            await engine.sealer.seal_topic(queue.topic_id)
+        took = clock.monotonic() - begin
+    return _megabytes(batches) / took
+
+
+async def _parquet(batches: list[pa.RecordBatch], setup: Setup) -> float:
+    """`pq.write_table` as pyarrow has it: rows of the tier, ready in memory, to files of one object each."""
+    table = _tier_rows(batches)
+    per_row = table.nbytes / table.num_rows
+    rows, group = int(SEAL_BYTES / per_row), int(ROW_GROUP_BYTES / per_row)
+    clock = SystemClock()
+    with tempfile.TemporaryDirectory(prefix="millpond-bench-", dir=setup.folder or None) as folder:
+        begin = clock.monotonic()
+        for start in range(0, table.num_rows, rows):
+            file = Path(folder) / f"{start}.parquet"
+            await asyncio.to_thread(pq.write_table, table.slice(start, rows), file, row_group_size=group, **PARQUET)
+        took = clock.monotonic() - begin
+    return _megabytes(batches) / took
+
+
+def _megabytes(batches: list[pa.RecordBatch]) -> float:
+    return sum(int(batch.nbytes) for batch in batches) / 1e6
+
+
+def _tier_rows(batches: list[pa.RecordBatch]) -> pa.Table:
+    messages = pa.Table.from_batches(batches)
+    rows = messages.num_rows
+    columns = {
+        "queue": pa.array(np.zeros(rows, np.int32)),
+        "offset": pa.array(np.arange(rows)),
+        "store_ts": pa.array(np.full(rows, SystemClock().wall_ms())),
+        "body": messages.column("body"),
+    }
+    return pa.table(
+        [columns[field.name].cast(field.type) if field.name in columns else pa.nulls(rows, field.type)
+         for field in TIER_SCHEMA], TIER_SCHEMA,
+    )  # fmt: skip
+
+
+def _append(batch: pa.RecordBatch, queue: QueueRef) -> QueueAppend:
+    payload, none = batch.serialize(), np.zeros(batch.num_rows, np.uint32)
+    sidecar = pa.py_buffer(pack_sidecar(Sidecar(none, none, None, None, None, [])))
+    crc = google_crc32c.value(payload)
+    return QueueAppend(queue, batch.num_rows, 0, 0, sidecar, payload, crc, payload.size, "memory", [], 0)
+
+
+@asynccontextmanager
+async def _store(folder: str, topics: int) -> AsyncIterator[tuple[Engine, list[QueueRef]]]:
+    """A store in this process, and the queue of each of its topics."""
+    clock, random = SystemClock(), SystemRandom()
+    data = tempfile.mkdtemp(prefix="millpond-bench-", dir=folder or None)
+    metadata = await LocalMetadata.open(f"sqlite:///{data}/metadata.db", clock, random)
+    objects = DirectoryObjects(Path(data) / "tier", clock, random)
+    made = [(await metadata.put_topic("default", f"t{n}", TopicSettings(queues=1)))[0] for n in range(topics)]
+    queues = [QueueRef(topic.tenant_id, topic.topic_id, topic.queues[0].queue_id, 0) for topic in made]
+    config = StoreConfig(data=f"{data}/store", local_bytes=1 << 40)
+    engine = await Engine.open(config, TierConfig(), SystemDisk(Path(config.data)), metadata, objects, clock, random)
+    try:
+        yield engine, queues
+    finally:
+        await engine.close()
+        await objects.close()
+        await metadata.close()
+        shutil.rmtree(data)
+
+
+# -- what a producer notices -----------------------------------------------------------------------------------
+
+
+async def _noticed(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
+    """The probe twice a round on one service: with nothing else, and while filled topics are sealed."""
+    found: dict[str, list[Probe]] = {"alone": [], "while it seals": []}
+    rates: list[float] = []
+    names = count()
+    async with harness.service(setup.folder) as service:
+        async with filling.session(service.url) as session:
+            await filling.create(session, ["probe"], setup.queues, "flush")
+        for number in range(setup.rounds):
+            for case, probes in found.items():
+                tell(f"produce {case}, round {number + 1} of {setup.rounds}")
+                filled = [f"full{next(names)}" for _ in range(FILLED)]
+                await _fill(service.url, filled, setup)  # also before it is alone: the same went before both
+                sealing = asyncio.create_task(_flush(service.url, filled)) if case != "alone" else None
+                probes.append(
+                    await probe.steady(service.url, "probe", setup.seconds, setup.per_second, setup.message_bytes)
+                )
+                rates.append(await sealing) if sealing is not None else await _flush(service.url, filled)
+    return [
+        Line(
+            f"produce {field[:3]}, {case}", "ms", [getattr(one.produce, field) for one in probes],
+            f"produce {field[:3]}, alone" if case != "alone" else "",
+            aim=Aim(at_most=1.2) if case != "alone" and field == "p99_ms" else None,
+        )
+        for field in ("p50_ms", "p99_ms")
+        for case, probes in found.items()
+    ] + [Line("sealed meanwhile", "MB/s", rates)]  # fmt: skip
+
+
+async def _fill(url: str, topics: list[str], setup: Setup) -> None:
+    """Each of `topics` with a little less than what would be sealed unasked."""
+    body = filling.stream(filling.batch(BATCH_MESSAGES, setup.message_bytes))
+    async with filling.session(url) as session:
+        await filling.create(session, topics, 1, "memory")
+        await filling.fill(session, ((name, None) for name in topics for _ in range(PER_TOPIC)), body)
+
+
+async def _flush(url: str, topics: list[str]) -> float:
+    """MB/s of raw bodies sealed, one topic after the other."""
+    clock = SystemClock()
+    begin = clock.monotonic()
+    async with Connection(url) as connection:
+        for name in topics:
+            await Topics(connection).flush(name)
+    return len(topics) * PER_TOPIC * BATCH_MESSAGES * 1024 / 1e6 / (clock.monotonic() - begin)
