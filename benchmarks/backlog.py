@@ -55,7 +55,7 @@ async def _probes(setup: Setup, tell: Callable[[str], None], urls: Mapping[str, 
     for number in range(setup.rounds):
         for name, url in urls.items():
             tell(f"probe, {name}, round {number + 1} of {setup.rounds}")
-            found[name].append(await probe.steady(url, TOPIC, setup.seconds, setup.per_second, BODY_BYTES))
+            found[name].append(await probe.steady(url, TOPIC, setup.seconds, setup.per_second, BODY_BYTES, "tail"))
     first = next(iter(urls))
     return [
         Line(

@@ -1,14 +1,15 @@
 """What one ordinary producer and consumer notice of everything else: a steady rate, from a process of its own.
 
-`python -m benchmarks.probe URL TOPIC SECONDS PER_SECOND MESSAGE_BYTES` prints a `Probe` as JSON. A message is due at a
-fixed time whatever became of the others, and its times count from then: to its acknowledgement, and to a consumer
-that reads the end of the topic.
+`python -m benchmarks.probe URL TOPIC SECONDS PER_SECOND MESSAGE_BYTES GROUP` prints a `Probe` as JSON. A message is due
+at a fixed time whatever became of the others, and its times count from then: to its acknowledgement, and with a group
+to the hand of a consumer that reads the end of the topic.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
+from contextlib import AsyncExitStack
 
 import msgspec
 import uvloop
@@ -18,21 +19,20 @@ from millpond.client.consumer import Consumer
 from millpond.client.load.figures import Times
 from millpond.client.outbox import Delivery
 from millpond.client.producer import Producer
+from millpond.core.clock import Clock
 
 MARGIN_SECONDS = 60.0
 WARM_MESSAGES = 200
 
 
 class Probe(msgspec.Struct, frozen=True):
-    """From when a message was due to its acknowledgement, and to the consumer's hand."""
+    """From when a message was due to its acknowledgement, and to the consumer's hand (nothing without a group)."""
 
     produce: Times
     consume: Times
 
 
-async def steady(
-    url: str, topic: str, seconds: float, per_second: int, message_bytes: int, group: str = "probe"
-) -> Probe:
+async def steady(url: str, topic: str, seconds: float, per_second: int, message_bytes: int, group: str = "") -> Probe:
     """`measure` in a process of its own, so that whatever else its caller does delays no message here."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "benchmarks.probe", url, topic, str(seconds), str(per_second), str(message_bytes), group,
@@ -45,60 +45,75 @@ async def steady(
     return msgspec.json.decode(out, type=Probe)
 
 
+class _Consuming:
+    """A consumer at the end of the topic, and when what it gets was due."""
+
+    def __init__(self, consumer: Consumer, clock: Clock) -> None:
+        self._consumer, self._clock = consumer, clock
+        self.due: dict[bytes, float] = {}
+        self.took: list[float] = []
+
+    async def warm(self, messages: int) -> None:
+        """Until what was sent to warm up has come."""
+        async with asyncio.timeout(MARGIN_SECONDS / 2):
+            while messages > 0:
+                taken = await self._consumer.receive(1.0)
+                if taken is not None:
+                    messages -= len(taken)
+                    await taken.ack()
+
+    async def run(self, total: int) -> None:
+        async for message in self._consumer:
+            at = self.due.pop(message.body[:8], None)
+            if at is not None:
+                self.took.append(self._clock.monotonic() - at)
+            if len(self.took) == total:
+                return
+
+
 async def measure(url: str, topic: str, seconds: float, per_second: int, message_bytes: int, group: str) -> Probe:
-    async with (
-        Connection(url) as connection,
-        Consumer(topic, group, connection=connection, start="latest", wait_ms=10_000) as consumer,
-        Producer(topic, connection=connection, linger_ms=0) as producer,
-    ):
-        await _warm(producer, consumer)
+    total = int(seconds * per_second)
+    async with AsyncExitStack() as stack:
+        connection = await stack.enter_async_context(Connection(url))
         clock = connection.clock
-        total = int(seconds * per_second)
-        produced: list[float] = []
-        consumed: list[float] = []
-        due: dict[bytes, float] = {}
-
-        async def receive() -> None:
-            async for message in consumer:
-                at = due.pop(message.body[:8], None)
-                if at is not None:
-                    consumed.append(clock.monotonic() - at)
-                if len(consumed) == total:
-                    return
-
-        async def acknowledged(delivery: Delivery, at: float) -> None:
-            await delivery
-            produced.append(clock.monotonic() - at)
-
-        receiving = asyncio.create_task(receive())
-        answers = []
-        begin = clock.monotonic()
-        for number in range(total):
-            at = begin + number / per_second
-            wait = at - clock.monotonic()
-            if wait > 0:
-                await asyncio.sleep(wait)
-            name = b"%08d" % number
-            due[name] = at
-            delivery = producer.send_nowait(name.ljust(message_bytes, b"x"))
-            answers.append(asyncio.create_task(acknowledged(delivery, at)))
-        await asyncio.gather(*answers)
+        consuming = None
+        if group:
+            consumer = Consumer(topic, group, connection=connection, start="latest", wait_ms=10_000)
+            consuming = _Consuming(await stack.enter_async_context(consumer), clock)
+        producer = await stack.enter_async_context(Producer(topic, connection=connection, linger_ms=0))
+        for _ in range(WARM_MESSAGES):
+            await producer.send(b"warm-up.")
+        if consuming is None:
+            return Probe(await _produce(producer, clock, per_second, total, message_bytes, {}), Times.of([]))
+        await consuming.warm(WARM_MESSAGES)
+        receiving = asyncio.create_task(consuming.run(total))
+        produced = await _produce(producer, clock, per_second, total, message_bytes, consuming.due)
         async with asyncio.timeout(MARGIN_SECONDS / 2):
             await receiving
-    return Probe(Times.of(produced), Times.of(consumed))
+        return Probe(produced, Times.of(consuming.took))
 
 
-async def _warm(producer: Producer, consumer: Consumer) -> None:
-    """Until a few hundred messages went through: connections are open, and code has run before."""
-    for _ in range(WARM_MESSAGES):
-        await producer.send(b"warm-up.")
-    got = 0
-    async with asyncio.timeout(MARGIN_SECONDS / 2):
-        while got < WARM_MESSAGES:
-            taken = await consumer.receive(1.0)
-            if taken is not None:
-                got += len(taken)
-                await taken.ack()
+async def _produce(
+    producer: Producer, clock: Clock, per_second: int, total: int, message_bytes: int, due: dict[bytes, float]
+) -> Times:
+    took: list[float] = []
+
+    async def acknowledged(delivery: Delivery, at: float) -> None:
+        await delivery
+        took.append(clock.monotonic() - at)
+
+    answers = []
+    begin = clock.monotonic()
+    for number in range(total):
+        at = begin + number / per_second
+        wait = at - clock.monotonic()
+        if wait > 0:
+            await asyncio.sleep(wait)
+        name = b"%08d" % number
+        due[name] = at
+        answers.append(asyncio.create_task(acknowledged(producer.send_nowait(name.ljust(message_bytes, b"x")), at)))
+    await asyncio.gather(*answers)
+    return Times.of(took)
 
 
 def main() -> None:
