@@ -11,17 +11,16 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
-import aiohttp
 import msgspec
-from aiohttp.abc import AbstractStreamWriter
+import pyarrow as pa
 
 from millpond.client.errors import Closed, Unreachable, from_problem
+from millpond.client.wire import Buffer, NotConnected, Received, Wires
 from millpond.core import limits
 from millpond.core.clock import Clock, Random, SystemClock, SystemRandom
 from millpond.core.errors import MillpondError, TooManyRequests
@@ -36,11 +35,11 @@ Shape = TypeVar("Shape")
 
 
 class Answer(NamedTuple):
-    """A successful answer: its status, headers and whole body."""
+    """A successful answer: its status, headers (names in lower case) and whole body (large ones as `pa.Buffer`)."""
 
     status: int
     headers: Mapping[str, str]
-    body: bytes
+    body: bytes | pa.Buffer
 
     def decode(self, shape: type[Shape]) -> Shape:
         """The JSON body as `shape`; members it does not know are ignored (the API only adds)."""
@@ -48,23 +47,6 @@ class Answer(NamedTuple):
             return msgspec.json.decode(self.body, type=shape)
         except msgspec.DecodeError as error:
             raise from_problem(self.status, {"detail": f"an answer that is not as expected: {error}"}) from error
-
-
-class _Body(aiohttp.payload.Payload):
-    """A request body in memory, of any size, written as it is (aiohttp's own warns above 1 MiB)."""
-
-    _autoclose = True
-    _value: memoryview
-
-    def __init__(self, data: memoryview, content_type: str) -> None:
-        super().__init__(data, content_type=content_type)
-        self._size = data.nbytes
-
-    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
-        return bytes(self._value).decode(encoding, errors)
-
-    async def write(self, writer: AbstractStreamWriter) -> None:
-        await writer.write(self._value)
 
 
 class Connection:
@@ -93,7 +75,7 @@ class Connection:
         self._retry_seconds = retry_seconds
         self.clock = clock or SystemClock()
         self.random = random or SystemRandom()
-        self._session: aiohttp.ClientSession | None = None
+        self._wires: Wires | None = None
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -107,9 +89,9 @@ class Connection:
     async def close(self) -> None:
         """Close the pool; calls under way fail. Idempotent."""
         self._closed = True
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        if self._wires is not None:
+            await self._wires.close()
+            self._wires = None
 
     # -- calls ------------------------------------------------------------------------------------------------
 
@@ -140,7 +122,7 @@ class Connection:
         self,
         method: str,
         path: str,
-        data: bytes | memoryview | None = None,
+        data: Buffer | list[Buffer] | None = None,
         *,
         content_type: str = JSON,
         accept: str = JSON,
@@ -150,14 +132,18 @@ class Connection:
         timeout_seconds: float | None = None,
         retry_seconds: float | None = None,
     ) -> Answer:
-        """The answer of a call that succeeded (2xx). Raises MillpondError by code, `Unreachable`, `Closed`."""
+        """The answer of a call that succeeded (2xx). Raises MillpondError by code, `Unreachable`, `Closed`.
+
+        `data`: the body, whole or in buffers one after another; they are not copied.
+        """
         may_repeat = method in REPEATABLE_METHODS if repeatable is None else repeatable
         sent = {"Accept": accept, **(headers or {})}
+        body = [] if data is None else data if isinstance(data, list) else [data]
         deadline = self.clock.monotonic() + (self._retry_seconds if retry_seconds is None else retry_seconds)
         attempt = 0
         while True:
             try:
-                return await self._once(method, path, data, content_type, params, sent, timeout_seconds)
+                return await self._once(method, path, body, content_type, params, sent, timeout_seconds)
             except MillpondError as error:
                 delay = self._delay_seconds(attempt, error)
                 late = self.clock.monotonic() + delay > deadline
@@ -166,56 +152,33 @@ class Connection:
             attempt += 1
             await asyncio.sleep(delay)
 
-    @asynccontextmanager
-    async def stream(self, path: str) -> AsyncIterator[aiohttp.ClientResponse]:
-        """A GET whose body is read as it comes, for long answers. One try."""
-        try:
-            async with self._open().get(self.url + path) as response:
-                if response.status >= 400:
-                    raise _error_of(response, await response.read())
-                yield response
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise self._unreachable(error) from error
-
     async def _once(
         self,
         method: str,
         path: str,
-        data: bytes | memoryview | None,
+        data: Sequence[Buffer],
         content_type: str,
         params: Mapping[str, object] | None,
         headers: Mapping[str, str],
         timeout_seconds: float | None,
     ) -> Answer:
-        body = None if data is None else _Body(memoryview(data), content_type)
-        timeout = aiohttp.ClientTimeout(total=timeout_seconds or self._timeout_seconds, sock_connect=10)
+        target = f"{path}?{urlencode(query)}" if (query := _query(params)) else path
+        sent = {**headers, "Content-Type": content_type} if data else headers
         try:
-            async with self._open().request(
-                method, self.url + path, data=body, params=_query(params), headers=headers, timeout=timeout
-            ) as response:
-                answer = await response.content.read(-1)
-                if response.status >= 400:
-                    raise _error_of(response, answer)
-                return Answer(response.status, response.headers, answer)
-        except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
+            answer = await self._open().ask(method, target, sent, data, timeout_seconds or self._timeout_seconds)
+        except (OSError, TimeoutError) as error:
             raise self._unreachable(error) from error
+        if answer.status >= 300:
+            raise _error_of(answer)
+        return Answer(*answer)
 
-    def _open(self) -> aiohttp.ClientSession:
+    def _open(self) -> Wires:
         if self._closed:
             raise Closed("the connection is closed")
-        if self._session is None:
-            authorization = {"Authorization": f"Bearer {self._api_key}"} if self._api_key else {}
-            connector = aiohttp.TCPConnector(
-                limit=limits.CLIENT_CONNECTIONS, keepalive_timeout=limits.CLIENT_IDLE_SECONDS
-            )
-            self._session = aiohttp.ClientSession(
-                connector=connector,
-                headers=authorization,
-                read_bufsize=limits.CLIENT_READ_BYTES,
-                auto_decompress=False,
-                skip_auto_headers=("User-Agent", "Accept-Encoding"),
-            )
-        return self._session
+        if self._wires is None:
+            authorization = f"Bearer {self._api_key}" if self._api_key else ""
+            self._wires = Wires(self.url, self.clock, authorization)
+        return self._wires
 
     def _delay_seconds(self, attempt: int, error: MillpondError) -> float:
         longest = min(LONGEST_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2 ** min(attempt, 16))
@@ -226,7 +189,7 @@ class Connection:
     def _unreachable(self, error: Exception) -> Unreachable:
         reason = "no answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
         unreachable = Unreachable(f"{self.url} does not answer: {reason}")
-        unreachable.extra["arrived"] = not isinstance(error, aiohttp.ClientConnectorError)
+        unreachable.extra["arrived"] = not isinstance(error, NotConnected)
         return unreachable
 
 
@@ -246,13 +209,13 @@ def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _error_of(response: aiohttp.ClientResponse, body: bytes) -> MillpondError:
+def _error_of(answer: Received) -> MillpondError:
     try:
-        problem: object = msgspec.json.decode(body)
+        problem: object = msgspec.json.decode(answer.body)
     except msgspec.DecodeError:
         problem = None
-    error = from_problem(response.status, problem)
-    asked = response.headers.get("Retry-After", "")
+    error = from_problem(answer.status, problem)
+    asked = answer.headers.get("retry-after", "")
     if asked.isdigit():
         error.extra["retry_after"] = min(int(asked), limits.CLIENT_RETRY_AFTER_SECONDS)
     return error

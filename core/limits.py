@@ -122,7 +122,8 @@ CATALOG_STALE_SECONDS = 900  # a proxy goes on with its cached catalog for so lo
 # -- clients ----------------------------------------------------------------------------------------------
 CLIENT_CONNECTIONS = 128  # per Connection: more would only queue in the service
 CLIENT_IDLE_SECONDS = 60  # below the service's IDLE_SECONDS, so that it is not the one to close
-CLIENT_READ_BYTES = 1 * MIB  # read ahead of one answer
+CLIENT_HEAD_BYTES = 64 * KIB  # the head of one answer; small answers stand behind it in the same buffer
+CLIENT_ANSWER_BYTES = 256 * MIB  # the largest answer believed; receives and reads are bounded far below
 CLIENT_RETRY_AFTER_SECONDS = 60  # what a Retry-After may ask of a client at most
 CLIENT_BATCH_BYTES = 1 * MIB  # default of a producer's batches: large enough that a request's cost vanishes
 CLIENT_BATCHES_AT_ONCE = 4  # what waited while a request was in flight goes with the next: at most so much at once
