@@ -114,7 +114,7 @@ def pack_header(header: FrameHeader, seed: int) -> bytes:
     return _START.pack(MAGIC, google_crc32c.extend(seed, body)) + body
 
 
-def unpack_header(data: bytes, seed: int) -> FrameHeader | None:
+def unpack_header(data: bytes | memoryview, seed: int) -> FrameHeader | None:
     """The header in the first 96 bytes of `data`, or None when it is not one of this log."""
     if len(data) < HEADER_BYTES or data[:4] != MAGIC:
         return None

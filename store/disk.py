@@ -12,17 +12,22 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from millpond.core.limits import MIB
+import pyarrow as pa
+
+from millpond.core.limits import KIB, MIB
 
 Buffer = bytes | bytearray | memoryview
 _VECTOR = 1024  # IOV_MAX of Linux
 _ZEROS = bytes(MIB)
 _ALLOCATE_STEP = 8 * MIB
+UNCACHED_WRITE_BYTES = 128 * KIB  # smaller writes share pages with what follows: those stay
 
 
 class File(Protocol):
@@ -32,8 +37,12 @@ class File(Protocol):
         """Up to `length` bytes; fewer only at the end of the file."""
         ...
 
+    def read_once(self, position: int, length: int) -> pa.Buffer:
+        """The same for what nobody is likely to want again soon: leaves no pages in memory that were not there."""
+        ...
+
     def read_cached(self, position: int, length: int) -> bytes | None:
-        """The same when it is in memory already, else None: never waits for the disk."""
+        """As `read` when it is in memory already, else None: never waits for the disk."""
         ...
 
     def write(self, position: int, buffers: Sequence[Buffer]) -> None:
@@ -93,6 +102,47 @@ class Disk(Protocol):
     def close(self) -> None: ...
 
 
+class _Uncached:
+    """RWF_DONTCACHE (Linux 6.14): pages are dropped once they are on the disk, or were read. 0 where there is none.
+
+    A log is written once and read at its end: cached, it pushes everything else out of memory, and finding a fresh
+    page for each 4 KiB can cost more than the write itself (docs/performance.md).
+    """
+
+    flag = 0x80
+
+
+Transfer = Callable[[int, Sequence[Buffer], int, int], int]
+
+
+def _uncached(transfer: Transfer, fd: int, buffers: Sequence[Buffer], at: int) -> int:
+    """`transfer` (preadv or pwritev) without leaving pages behind, where the kernel and the filesystem can."""
+    try:
+        return transfer(fd, buffers, at, _Uncached.flag)
+    except OSError as error:
+        if not _Uncached.flag or error.errno != errno.EOPNOTSUPP:
+            raise
+        _Uncached.flag = 0
+        return transfer(fd, buffers, at, 0)
+
+
+_preadv_uncached = partial(_uncached, os.preadv)
+_pwritev_uncached = partial(_uncached, os.pwritev)
+
+
+def _split(buffers: Sequence[Buffer], length: int) -> tuple[list[Buffer], list[Buffer]]:
+    """The first `length` bytes of `buffers`, and the rest."""
+    before: list[Buffer] = []
+    for number, buffer in enumerate(buffers):
+        if len(buffer) > length:
+            view = memoryview(buffer)
+            after: list[Buffer] = [view[length:], *buffers[number + 1 :]]
+            return ([*before, view[:length]] if length else before), after
+        before.append(buffer)
+        length -= len(buffer)
+    return before, []
+
+
 class SystemFile:
     def __init__(self, path: Path, create: bool) -> None:
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
@@ -107,6 +157,17 @@ class SystemFile:
             data += more
         return data
 
+    def read_once(self, position: int, length: int) -> pa.Buffer:
+        data = pa.allocate_buffer(length)
+        view = memoryview(data)
+        done = 0
+        while done < length:
+            got = _preadv_uncached(self._fd, [view[done:]], position + done)
+            if not got:
+                break
+            done += got
+        return data if done == length else data.slice(0, done)
+
     def read_cached(self, position: int, length: int) -> bytes | None:
         data = bytearray(length)
         try:
@@ -118,10 +179,23 @@ class SystemFile:
         return bytes(data) if got == length else None
 
     def write(self, position: int, buffers: Sequence[Buffer]) -> None:
+        total = sum(len(buffer) for buffer in buffers)
+        if total < UNCACHED_WRITE_BYTES:
+            self._write(position, buffers)
+            return
+        # The last page will be written to again by what follows: were it dropped, it would have to be read back.
+        rest = (position + total) % mmap.PAGESIZE
+        pages, last = _split(buffers, total - rest)
+        self._write(position, pages, cached=False)
+        if rest:
+            self._write(position + total - rest, last)
+
+    def _write(self, position: int, buffers: Sequence[Buffer], *, cached: bool = True) -> None:
         for start in range(0, len(buffers), _VECTOR):
             some = buffers[start : start + _VECTOR]
             total = sum(len(buffer) for buffer in some)
-            done = os.pwritev(self._fd, some, position)
+            transfer = os.pwritev if cached else _pwritev_uncached
+            done = transfer(self._fd, some, position)
             if done < total:
                 rest = memoryview(b"".join(some))
                 while done < total:

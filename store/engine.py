@@ -20,7 +20,7 @@ from millpond.core.clock import Clock, Random
 from millpond.core.config import StoreConfig, TierConfig
 from millpond.core.errors import MillpondError
 from millpond.core.frame import seed_of
-from millpond.core.limits import SEGMENT_BYTES_LEAST
+from millpond.core.limits import RECENT_BYTES, SEGMENT_BYTES_LEAST
 from millpond.core.tasks import Tasks
 from millpond.core.tier.objects import ObjectStore
 from millpond.metadata.client import MetadataClient
@@ -38,6 +38,7 @@ from millpond.store.housekeeping import Housekeeping
 from millpond.store.identity import DirectoryRefused, load_or_create
 from millpond.store.reader import FrameReader
 from millpond.store.reads import Reads
+from millpond.store.recent import Recent
 from millpond.store.restore import Restored, restore
 from millpond.store.retention import Retention
 from millpond.store.seal_source import EngineSealSource
@@ -147,9 +148,10 @@ class Engine:
         self.quarantined = restored.quarantined
         self.lost = restored.lost
         self.time = StoreTime(self._clock, restored.last_ts)
-        self.tail = Tail(self.log, self.directory, self.fold, self.time, self._rolled)
+        recent = Recent(RECENT_BYTES)
+        self.tail = Tail(self.log, self.directory, self.fold, self.time, recent, self._rolled)
         self.writer = Writer(self.log, self._gather, self._confirmed, self.time.now_ms)
-        self.reader = FrameReader(self.log, self._quarantine)
+        self.reader = FrameReader(self.log, recent, self._quarantine)
         self.reads = Reads(self.fold.queues, self.directory, self.reader, self.lost)
         self.delivery_log = EngineLog(self.tail, self.writer, self.directory, self.reader, self.reads)
         self.delivery = Delivery(self.delivery_log, self.fold.cursors, self.time.now_ms)

@@ -4,8 +4,8 @@ Segments are read with pread into fresh buffers, never mapped: a recycled file w
 A frame must carry its own position, the log's seed and both checksums; otherwise its range is quarantined and
 the reader is told so, with the range: never zeros, never a silent skip.
 
-Small reads of pages that are in memory anyway run on the event loop (`read_cached`: no thread is woken, nothing
-can wait); everything else runs in a small pool.
+The newest frames are in memory (`recent`). Small reads of pages that are in memory too run on the event loop
+(`read_cached`: no thread is woken, nothing can wait); everything else runs in a small pool.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from millpond.core.limits import KIB, MIB
 from millpond.store.client import StoredFrame
 from millpond.store.commitlog import CommitLog, Segment
 from millpond.store.directory import FrameSpot
+from millpond.store.recent import Recent
 
 INLINE_READ_BYTES = 256 * KIB  # copy and checksum of it take ~60 us
 GAP_BYTES = 16 * KIB  # frames of other queues up to here are read along rather than sought over
@@ -49,15 +50,23 @@ class DamagedFrame(Exception):
 
 
 class FrameReader:
-    def __init__(self, log: CommitLog, quarantine: Callable[[int, int], None]) -> None:
+    def __init__(self, log: CommitLog, recent: Recent, quarantine: Callable[[int, int], None]) -> None:
         """`quarantine(position, end)` is told of every damaged range."""
         self._log = log
+        self._recent = recent
         self._quarantine = quarantine
         self._threads = ThreadPoolExecutor(2, "millpond-read")
 
     async def frames(self, spots: list[FrameSpot]) -> list[StoredFrame]:
         """The frames at `spots`, in their order. Raises Internal(corrupt_range): `offset` is the first that cannot be
         read, `next_offset` the first behind it that may."""
+        recent = [self._recent.get(spot.position) for spot in spots]
+        absent = [spot for spot, frame in zip(spots, recent, strict=True) if frame is None]
+        stored = iter(await self._stored(absent) if absent else [])
+        return [next(stored) if frame is None else frame for frame in recent]
+
+    async def _stored(self, spots: list[FrameSpot]) -> list[StoredFrame]:
+        """The frames at `spots` from their segments."""
         try:
             extents = self._extents(spots)
             if sum(extent.end - extent.position for extent in extents) <= INLINE_READ_BYTES:
@@ -120,24 +129,23 @@ class FrameReader:
             data = extent.segment.file.read_cached(extent.position - extent.segment.base, extent.end - extent.position)
             if data is None:
                 return None
-            self._parse(extent, data, frames)
+            self._parse(extent, pa.py_buffer(data), frames)
         return frames
 
     def _load(self, extents: list[Extent]) -> list[StoredFrame]:
         frames: list[StoredFrame] = []
         for extent in extents:
-            data = extent.segment.file.read(extent.position - extent.segment.base, extent.end - extent.position)
+            data = extent.segment.file.read_once(extent.position - extent.segment.base, extent.end - extent.position)
             self._parse(extent, data, frames)
         return frames
 
-    def _parse(self, extent: Extent, data: bytes, frames: list[StoredFrame]) -> None:
-        buffer = pa.py_buffer(data)
+    def _parse(self, extent: Extent, data: pa.Buffer, frames: list[StoredFrame]) -> None:
         for spot in extent.spots:
             at = spot.position - extent.position
-            header = unpack_header(data[at : at + HEADER_BYTES], self._log.seed)
+            header = unpack_header(memoryview(data)[at : at + HEADER_BYTES], self._log.seed)
             if header is None or header.position != spot.position or header.length != spot.length:
                 raise DamagedFrame(spot.position, spot.position + spot.length)
-            frames.append(stored_frame(header, buffer.slice(at, spot.length)))
+            frames.append(stored_frame(header, data.slice(at, spot.length)))
 
     def close(self) -> None:
         self._threads.shutdown(wait=True)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import google_crc32c
+import pyarrow as pa
 
 from millpond.core.frame import COPIED, EPOCH_START, HEADER_BYTES, MESSAGES, STATE, Sidecar, aligned
 from millpond.core.limits import MIB, RESERVED_STATE_BYTES
@@ -22,6 +23,7 @@ from millpond.store.directory import Directory
 from millpond.store.fold import operations as ops
 from millpond.store.fold.fold import Fold
 from millpond.store.fold.queues import QueueState
+from millpond.store.recent import Recent
 from millpond.store.store_time import StoreTime
 
 FRAMES_PER_SEGMENT = 262_144  # bounds the open index to ~40 MB; a segment of smaller frames is closed early
@@ -40,12 +42,19 @@ class Tail:
     """The append side of a store. `rolled(old index)` is called when a segment is full."""
 
     def __init__(
-        self, log: CommitLog, directory: Directory, fold: Fold, time: StoreTime, rolled: Callable[[], None]
+        self,
+        log: CommitLog,
+        directory: Directory,
+        fold: Fold,
+        time: StoreTime,
+        recent: Recent,
+        rolled: Callable[[], None],
     ) -> None:
         self.log = log
         self.directory = directory
         self.fold = fold
         self.time = time
+        self._recent = recent
         self._rolled = rolled
         self._unconfirmed: deque[_Unconfirmed] = deque()
         self._held: deque[tuple[bytes, int]] = deque()  # state frames without room yet; their changes are folded
@@ -93,6 +102,20 @@ class Tail:
             sidecar.key_hash,
         )
         self.fold.messages(append.queue.queue_id, first, append.count, store_ts, sidecar)
+        self._recent.add(
+            StoredFrame(
+                append.queue.queue_id,
+                placed.position,
+                first,
+                append.count,
+                draft.columns,
+                append.codec,
+                store_ts,
+                append.payload_size,
+                pa.py_buffer(sidecar_bytes),
+                append.payload,
+            )
+        )
         if first == queue.tiered_to:
             queue.unsealed_ts = store_ts
         queue.unsealed_bytes += append.payload_size

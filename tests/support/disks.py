@@ -12,6 +12,8 @@ import random
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import pyarrow as pa
+
 PAGE = 4096
 
 
@@ -26,6 +28,9 @@ class MemoryFile:
 
     def read(self, position: int, length: int) -> bytes:
         return bytes(self._data[position : position + length])
+
+    def read_once(self, position: int, length: int) -> pa.Buffer:
+        return pa.py_buffer(self.read(position, length))
 
     def read_cached(self, position: int, length: int) -> bytes | None:
         data = self.read(position, length)

@@ -253,9 +253,10 @@ async def test_reads_beyond_the_end_say_so(tmp_path: Path) -> None:
     await store.close()
 
 
-async def test_damage_under_a_reader_is_an_error_that_names_it(tmp_path: Path) -> None:
+async def test_damage_under_a_reader_is_an_error_that_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A flipped bit in a stored body: what stands before it is read, the read of it fails with corrupt_range and says
     where it goes on, what stands behind it is read."""
+    monkeypatch.setattr("millpond.store.engine.RECENT_BYTES", 0)  # or it would never look at the disk
     disk = MemoryDisk()
     store = await open_store(disk, StoreMetadata(), tmp_path)
     for number in range(3):
