@@ -5,9 +5,10 @@
     Arrow   one stream of TIER_SCHEMA (+ delivery_attempt int32 in a receive); what JSON has beside `messages`
             stands as JSON in the schema's metadata under `millpond`
 
-Column by column: a slice of about ANSWER_SLICE_BYTES is turned into lists with one call a column, zipped into
-structs and encoded at once. Only when a slice's bodies are not all UTF-8 are they looked at one by one. Encoders
-hold the interpreter, so the loop gets a turn between slices.
+Column by column. JSON of rows that need no escapes is put together by one kernel call (`json_columns`). Everything
+else: a slice of about ANSWER_SLICE_BYTES is turned into lists with one call a column, zipped into structs and encoded
+at once. Only when a slice's bodies are not all UTF-8 are they looked at one by one. The loop gets a turn between
+slices.
 """
 
 from __future__ import annotations
@@ -25,15 +26,20 @@ import numpy.typing as npt
 import pyarrow as pa
 from msgspec import UNSET, UnsetType
 
-from millpond.core.limits import ANSWER_SLICE_BYTES
+from millpond.core.http.whole import Buffer
+from millpond.core.limits import ANSWER_COLUMN_BYTES, ANSWER_SLICE_BYTES, KIB
 from millpond.core.schema import TIER_SCHEMA
 from millpond.core.tier.rows import row_bytes
+from millpond.proxy.codec import json_columns
 
 JSON = "application/json"
 MSGPACK = "application/msgpack"
 ARROW = "application/vnd.apache.arrow.stream"
 MEDIA_TYPES = (JSON, MSGPACK, ARROW)
 METADATA_KEY = b"millpond"
+
+GATHERED_BYTES = 16 * KIB
+"""Buffers below are copied together: a piece of its own costs the kernel about as much as copying so many bytes."""
 
 RECEIVE_SCHEMA = TIER_SCHEMA.append(pa.field("delivery_attempt", pa.int32(), nullable=False))
 
@@ -83,54 +89,94 @@ class Rows:
         return Rows(self.batch.slice(first, count), self.id_prefix, attempts, self.token, self.base)
 
 
-async def encode(media_type: str, topic: str, rows: Sequence[Rows], beside: Mapping[str, Any]) -> bytes | bytearray:
-    """The whole answer: `rows` as messages, and the fields of `beside`."""
+async def encode(media_type: str, topic: str, rows: Sequence[Rows], beside: Mapping[str, Any]) -> list[Buffer]:
+    """The whole answer, in pieces that follow each other: `rows` as messages, and the fields of `beside`."""
     if media_type == ARROW:
         return arrow_stream(rows, {"topic": topic, **beside})
     if media_type == MSGPACK:
-        return await _msgpack_map(topic, rows, beside)
+        return [await _msgpack_map(topic, rows, beside)]
     return await _json_object(topic, rows, beside)
 
 
 # -- Arrow ----------------------------------------------------------------------------------------------------
 
 
-def arrow_stream(rows: Sequence[Rows], beside: Mapping[str, Any]) -> bytes:
+def arrow_stream(rows: Sequence[Rows], beside: Mapping[str, Any]) -> list[Buffer]:
     """One Arrow stream; that of a receive, also of an empty one, is known by its `receipts`."""
     leased = "receipts" in beside
     schema = (RECEIVE_SCHEMA if leased else TIER_SCHEMA).with_metadata({METADATA_KEY: _json.encode(beside)})
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, schema) as writer:
+    sink = _Gathered()
+    with pa.ipc.new_stream(pa.PythonFile(sink, mode="w"), schema) as writer:
         for one in rows:
             arrays = one.batch.columns
             if leased:
                 assert one.attempts is not None
                 arrays = [*arrays, pa.array(one.attempts.astype(np.int32))]
             writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema))
-    data: bytes = sink.getvalue().to_pybytes()
-    return data
+    return sink.whole()
+
+
+class _Gathered:
+    """A file for Arrow to write to: small writes are put together, large buffers kept as they are. So the bodies of a
+    frame go from where they were read to the socket, and are never copied in between."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self._whole: list[Buffer] = []
+        self._small: list[Buffer] = []
+        self._position = 0
+
+    def write(self, data: Buffer) -> int:
+        size = len(data)
+        self._position += size
+        if size < GATHERED_BYTES:
+            self._small.append(data)
+        else:
+            self._join()
+            self._whole.append(data)
+        return size
+
+    def _join(self) -> None:
+        if self._small:
+            self._whole.append(b"".join(self._small))
+            self._small = []
+
+    def tell(self) -> int:
+        return self._position
+
+    def flush(self) -> None:
+        """Nothing to do: all is in memory."""
+
+    def close(self) -> None:
+        self.closed = True
+
+    def whole(self) -> list[Buffer]:
+        self._join()
+        return self._whole
 
 
 # -- JSON and msgpack -----------------------------------------------------------------------------------------
 
 
-async def _json_object(topic: str, rows: Sequence[Rows], beside: Mapping[str, Any]) -> bytearray:
-    """Slices are encoded one behind the other into one buffer: each `[..]` over the `]` of the one before, and its
-    `[` becomes the comma. Putting pieces together afterwards cost three times what encoding does."""
-    buffer = bytearray(b'{"messages":[]')
-    empty = True
-    async for some in _slices(topic, rows, "json"):
-        at = len(buffer) - (2 if empty else 1)
-        _json.encode_into(some, buffer, at)
-        buffer[at] = ord("[" if empty else ",")
-        empty = False
-    if beside:
-        at = len(buffer)
-        _json.encode_into(beside, buffer, at)
-        buffer[at] = ord(",")
-    else:
-        buffer += b"}"
-    return buffer
+async def _json_object(topic: str, rows: Sequence[Rows], beside: Mapping[str, Any]) -> list[Buffer]:
+    """Slices as they are encoded, each message with a comma behind it but for the last."""
+    pieces: list[Buffer] = [b'{"messages":[']
+    for part in _cut(rows, ANSWER_COLUMN_BYTES):
+        if len(pieces) > 1:
+            await asyncio.sleep(0)
+        joined = json_columns.joined(topic, part.batch, part.id_prefix, part.attempts, part.token, part.base)
+        if joined is not None:
+            pieces.append(joined)
+            continue
+        async for some in _slices(topic, [part], "json"):
+            array = _json.encode(some)
+            pieces += [memoryview(array)[1:-1], b","]
+    if len(pieces) > 1:
+        last = memoryview(pieces[-1])
+        pieces[-1] = last[: last.nbytes - 1]
+    pieces.append(b"]," + _json.encode(beside)[1:] if beside else b"]}")
+    return pieces
 
 
 async def _msgpack_map(topic: str, rows: Sequence[Rows], beside: Mapping[str, Any]) -> bytearray:
@@ -161,23 +207,25 @@ def _array_head(count: int) -> int:
 async def _slices(topic: str, rows: Sequence[Rows], form: Form) -> AsyncIterator[list[MessageOut]]:
     """Lists of MessageOut of about ANSWER_SLICE_BYTES each, with a turn of the loop between."""
     turn = False
-    for part in _cut(rows):
+    for part in _cut(rows, ANSWER_SLICE_BYTES):
         if turn:
             await asyncio.sleep(0)
         turn = True
         yield messages(topic, part, form)
 
 
-def _cut(rows: Iterable[Rows]) -> Iterator[Rows]:
+def _cut(rows: Iterable[Rows], slice_bytes: int) -> Iterator[Rows]:
+    """Parts of about `slice_bytes`, each at least one row; none empty."""
     for one in rows:
-        if one.batch.nbytes <= ANSWER_SLICE_BYTES:
-            yield one
+        if one.batch.nbytes <= slice_bytes:
+            if one.batch.num_rows:
+                yield one
             continue
         sums = np.cumsum(row_bytes(pa.Table.from_batches([one.batch])))
         first = 0
         while first < one.batch.num_rows:
             done = sums[first - 1] if first else 0
-            end = max(first + 1, int(np.searchsorted(sums, done + ANSWER_SLICE_BYTES, "right")))
+            end = max(first + 1, int(np.searchsorted(sums, done + slice_bytes, "right")))
             yield one.part(first, end - first)
             first = end
 

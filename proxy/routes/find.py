@@ -13,6 +13,7 @@ from aiohttp import web
 from millpond.core.errors import BadRequest, NotFound, OffsetOutOfRange
 from millpond.core.http.call import Input, answer
 from millpond.core.http.routing import Route
+from millpond.core.http.whole import pieces
 from millpond.core.limits import FIND_MESSAGES, KEY_BYTES, RECEIVE_BYTES, RECEIVE_MESSAGES, TIMESTAMP_MS_MOST
 from millpond.core.names import check_name
 from millpond.metadata.client import TopicInfo
@@ -78,7 +79,7 @@ async def find_by_key(call: ProxyCall) -> web.StreamResponse:
     token = None if found.rest is None else ".".join(map(str, found.rest))
     beside: dict[str, Any] = {"next_page_token": token}
     body = await answers.encode(media_type, topic.name, _by_queue(topic, found), beside)
-    return web.Response(body=body, content_type=media_type)
+    return pieces(call.request, body, media_type)
 
 
 def _place(token: str | None) -> Place | None:

@@ -8,6 +8,7 @@ from aiohttp import web
 from millpond.core.errors import BadRequest, NotFound
 from millpond.core.http.call import Input
 from millpond.core.http.routing import Route
+from millpond.core.http.whole import pieces
 from millpond.core.limits import (
     QUEUES_PER_TOPIC,
     READ_MESSAGES,
@@ -79,7 +80,7 @@ async def read(call: ProxyCall) -> web.StreamResponse:
     }
     rows = [Rows(batch, message_id.prefix(queue, offset)) for batch in found.batches if batch.num_rows]
     call.parts.counters.add("read_messages_total", sum(one.batch.num_rows for one in rows))
-    return web.Response(body=await answers.encode(media_type, topic.name, rows, beside), content_type=media_type)
+    return pieces(call.request, await answers.encode(media_type, topic.name, rows, beside), media_type)
 
 
 def _check(query: ReadQuery) -> int:

@@ -10,6 +10,7 @@ from aiohttp import web
 from millpond.core.errors import BadRequest, Conflict
 from millpond.core.http.call import Input
 from millpond.core.http.routing import Route
+from millpond.core.http.whole import pieces
 from millpond.core.limits import (
     LEASE_MS,
     LEASE_MS_LEAST,
@@ -99,7 +100,7 @@ async def receive(call: ProxyCall) -> web.StreamResponse:
     if transport is None or transport.is_closing():
         await receiver.held.release()  # nobody is there to take it
     call.parts.counters.add("received_messages_total", delivery.count)
-    return web.Response(body=encoded, content_type=media_type)
+    return pieces(call.request, encoded, media_type)
 
 
 async def _group(

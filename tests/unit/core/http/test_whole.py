@@ -5,18 +5,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
+import pyarrow as pa
 import pytest
 from aiohttp import web
 
-from millpond.core.http.whole import whole
+from millpond.core.http.whole import pieces, whole
 
 BODY = b'{"results":[]}'
+LARGE = bytes(range(256)) * 40_000  # more than a socket takes at once
 
 
 @pytest.fixture
 async def port() -> AsyncIterator[int]:
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
         await request.read()
+        if request.path == "/pieces":
+            third = len(LARGE) // 3
+            parts = [LARGE[:third], pa.py_buffer(LARGE).slice(third, third), memoryview(LARGE)[2 * third :]]
+            return pieces(request, parts, "application/octet-stream")
         return whole(request, BODY)
 
     server = web.Server(handle)
@@ -75,3 +81,24 @@ async def test_head_has_no_body(port: int) -> None:
     _, headers, body = parsed(await talk(port, b"HEAD / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"))
     assert body == b""
     assert headers["connection"] == "close"
+
+
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+async def test_pieces_arrive_as_one_body(port: int, version: bytes) -> None:
+    """Bytes, Arrow buffers and views follow each other, under the sum of their lengths, in either version."""
+    status, headers, body = parsed(
+        await talk(port, b"GET /pieces HTTP/" + version + b"\r\nHost: x\r\nConnection: close\r\n\r\n")
+    )
+    assert status == b"HTTP/" + version + b" 200 OK"
+    assert headers["content-length"] == str(len(LARGE))
+    assert headers["content-type"] == "application/octet-stream"
+    assert body == LARGE
+
+
+async def test_a_connection_is_kept_after_pieces(port: int) -> None:
+    """The answer after one in pieces follows its last byte."""
+    first = b"GET /pieces HTTP/1.1\r\nHost: x\r\n\r\n"
+    last = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+    answers = await talk(port, first + last)
+    _, _, rest = answers.partition(LARGE)
+    assert parsed(rest)[2] == BODY

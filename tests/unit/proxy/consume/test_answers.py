@@ -12,12 +12,17 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from millpond.core.limits import ANSWER_SLICE_BYTES
+from millpond.core.limits import ANSWER_COLUMN_BYTES, ANSWER_SLICE_BYTES
 from millpond.proxy.codec import answers
 from millpond.proxy.codec.answers import Rows
 from millpond.proxy.frames import decode
 
 BODIES = [b"text", b"", "grün \u0000 \"'\\ \U0001f600".encode(), b"\xff\xfe", b"\xed\xa0\x80"]
+
+
+async def encoded(*arguments: Any) -> bytes:
+    """The pieces of an answer as they arrive: one after another."""
+    return b"".join(await answers.encode(*arguments))
 
 
 def rows(frame: Any, **more: Any) -> Rows:
@@ -31,7 +36,7 @@ def rows(frame: Any, **more: Any) -> Rows:
 
 async def test_json_has_every_field(frame: Any) -> None:
     """Text as text, everything else in base64, null where there is none, properties always a map."""
-    body = await answers.encode(answers.JSON, "t", [rows(frame)], {"next_offset": 15})
+    body = await encoded(answers.JSON, "t", [rows(frame)], {"next_offset": 15})
     found = json.loads(body)
     assert found["next_offset"] == 15
     first, second, third, fourth, fifth = found["messages"]
@@ -51,7 +56,7 @@ async def test_json_has_every_field(frame: Any) -> None:
 
 async def test_msgpack_has_bodies_as_bytes(frame: Any) -> None:
     """The same map, bodies as they are; a key that is not text is bytes."""
-    body = await answers.encode(answers.MSGPACK, "t", [rows(frame), rows(frame)], {"reason": "paused", "receipts": []})
+    body = await encoded(answers.MSGPACK, "t", [rows(frame), rows(frame)], {"reason": "paused", "receipts": []})
     found = msgspec.msgpack.decode(body)
     assert found["reason"] == "paused"
     assert [one["body"] for one in found["messages"]] == BODIES * 2
@@ -62,14 +67,14 @@ async def test_msgpack_has_bodies_as_bytes(frame: Any) -> None:
 async def test_msgpack_arrays_of_any_length(frame: Any, count: int) -> None:
     """The array's head is right whatever the head of its slices was."""
     some = [Rows(decode(frame(0, [b"x"] * count), 0), "a-1-")] if count else []
-    found = msgspec.msgpack.decode(await answers.encode(answers.MSGPACK, "t", some, {}))
+    found = msgspec.msgpack.decode(await encoded(answers.MSGPACK, "t", some, {}))
     assert [one["offset"] for one in found["messages"]] == list(range(count))
 
 
 async def test_leases_stand_in_each_message(frame: Any) -> None:
     """`lease_id` is the token, a dot and the row relative to the grant's first offset."""
     leased = Rows(rows(frame).batch, "a-11-", np.array([1, 2, 3, 4, 5], np.uint32), "token", 8)
-    found = json.loads(await answers.encode(answers.JSON, "t", [leased], {"receipts": []}))["messages"]
+    found = json.loads(await encoded(answers.JSON, "t", [leased], {"receipts": []}))["messages"]
     assert [one["lease_id"] for one in found] == [f"token.{row}" for row in range(2, 7)]
     assert [one["delivery_attempt"] for one in found] == [1, 2, 3, 4, 5]
 
@@ -77,12 +82,12 @@ async def test_leases_stand_in_each_message(frame: Any) -> None:
 async def test_arrow_carries_the_rest_in_its_metadata(frame: Any) -> None:
     """Columns of the tier, `delivery_attempt` in a receive only, everything else as JSON under `millpond`."""
     plain = rows(frame)
-    reader = pa.ipc.open_stream(await answers.encode(answers.ARROW, "t", [plain], {"next_offset": 15}))
+    reader = pa.ipc.open_stream(await encoded(answers.ARROW, "t", [plain], {"next_offset": 15}))
     assert json.loads(reader.schema.metadata[b"millpond"]) == {"topic": "t", "next_offset": 15}
     assert reader.read_all().to_batches()[0].equals(plain.batch)
     leased = Rows(plain.batch, "a-11-", np.arange(5, dtype=np.uint32), "token", 8)
     for some in ([leased], []):
-        reader = pa.ipc.open_stream(await answers.encode(answers.ARROW, "t", some, {"receipts": []}))
+        reader = pa.ipc.open_stream(await encoded(answers.ARROW, "t", some, {"receipts": []}))
         assert reader.schema.field("delivery_attempt").type == pa.int32()
         assert reader.read_all().num_rows == 5 * len(some)
 
@@ -93,7 +98,7 @@ async def test_origins_are_objects(frame: Any) -> None:
     texts = pa.array(['{"topic":"s","offset":4}', None, "not json", "1" * 400, "[" * 9_000])
     batch = batch.set_column(batch.schema.get_field_index("origin"), "origin", texts)
     for media in (answers.JSON, answers.MSGPACK):
-        body = await answers.encode(media, "t", [Rows(batch, "a-")], {})
+        body = await encoded(media, "t", [Rows(batch, "a-")], {})
         found = (json.loads if media == answers.JSON else msgspec.msgpack.decode)(body)["messages"]
         assert found[0]["origin"] == {"topic": "s", "offset": 4}
         assert "origin" not in found[1]
@@ -101,10 +106,17 @@ async def test_origins_are_objects(frame: Any) -> None:
         assert found[4]["origin"] == "[" * 9_000
 
 
-@pytest.mark.parametrize("media", [answers.JSON, answers.MSGPACK])
-async def test_large_answers_give_the_loop_its_turns(frame: Any, media: str) -> None:
-    """Between slices of 256 KiB others run, and the slices make one whole."""
-    batch = decode(frame(0, [bytes([97 + n % 26]) * 1024 for n in range(2000)]), 0)
+@pytest.mark.parametrize(
+    ("media", "first", "slice_bytes"),
+    [
+        (answers.JSON, b"", ANSWER_COLUMN_BYTES),
+        (answers.JSON, b'"', ANSWER_SLICE_BYTES),
+        (answers.MSGPACK, b"", ANSWER_SLICE_BYTES),
+    ],
+)
+async def test_large_answers_give_the_loop_its_turns(frame: Any, media: str, first: bytes, slice_bytes: int) -> None:
+    """Between slices others run, and the slices make one whole; JSON that must be escaped has smaller ones."""
+    batch = decode(frame(0, [first + bytes([97 + n % 26]) * 1024 for n in range(2000)]), 0)
     turns = 0
 
     async def count_turns() -> None:
@@ -115,9 +127,9 @@ async def test_large_answers_give_the_loop_its_turns(frame: Any, media: str) -> 
 
     other = asyncio.create_task(count_turns())
     await asyncio.sleep(0)
-    body = await answers.encode(media, "t", [Rows(batch, "a-")], {"end_offset": 2000})
+    body = await encoded(media, "t", [Rows(batch, "a-")], {"end_offset": 2000})
     other.cancel()
-    assert turns >= 2000 * 1024 // ANSWER_SLICE_BYTES
+    assert turns >= 2000 * 1024 // slice_bytes
     found = json.loads(body) if media == answers.JSON else msgspec.msgpack.decode(body)
     assert [one["offset"] for one in found["messages"]] == list(range(2000))
     assert found["end_offset"] == 2000
@@ -127,7 +139,7 @@ async def test_only_the_slice_with_binary_bodies_pays(frame: Any) -> None:
     """A slice of a sliced batch shows its own rows: offsets, maps and bodies stay together."""
     bodies = [b"%d" % n for n in range(100)]
     batch = decode(frame(0, bodies, properties=[{"n": str(n)} for n in range(100)]), 0).slice(40, 20)
-    found = json.loads(await answers.encode(answers.JSON, "t", [Rows(batch, "a-")], {}))["messages"]
+    found = json.loads(await encoded(answers.JSON, "t", [Rows(batch, "a-")], {}))["messages"]
     assert [(one["offset"], one["body"], one["properties"]["n"]) for one in found] == [
         (n, str(n), str(n)) for n in range(40, 60)
     ]
