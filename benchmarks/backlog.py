@@ -92,7 +92,7 @@ async def _read(url: str, messages: int) -> float:
     async def queue(number: int) -> None:
         nonlocal taken
         reader = Reader(connection, TOPIC, number)
-        async for page in reader.pages(limit=READ_MESSAGES):
+        async for page in reader.pages(offset=0, limit=READ_MESSAGES):
             taken += page.messages.num_rows
             if taken >= messages:
                 return

@@ -115,7 +115,7 @@ async def _read_on(url: str) -> None:
     async with Connection(url) as connection:
         while True:
             for queue in range(QUEUES):
-                async for page in Reader(connection, OLD, queue).pages(limit=READ_MESSAGES):
+                async for page in Reader(connection, OLD, queue).pages(offset=0, limit=READ_MESSAGES):
                     taken += page.messages.nbytes
                     sys.stdout.write(f"{taken / 1e6 / (clock.monotonic() - begin):.1f}\n")
                     sys.stdout.flush()

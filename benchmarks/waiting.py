@@ -36,9 +36,10 @@ OPEN_FILES = 16_384
 async def measure(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
     """MiB and % of a core for 5,000 polls; quantiles of the time from before a produce to the poll's answer."""
     _raise_open_files()
-    async with harness.service(setup.folder) as service, filling.session(service.url) as session:
-        await filling.create(session, (f"t{number}" for number in range(TOPICS)), 1, "memory")
-        await _visited(session)
+    async with harness.service(setup.folder) as service:
+        async with filling.session(service.url) as session:
+            await filling.create(session, (f"t{number}" for number in range(TOPICS)), 1, "memory")
+            await _visited(session)
         await asyncio.sleep(1.0)
         before = anonymous_mib(service.pid)
         tell(f"{POLLS:,} long polls begin over {CALM_SECONDS:.0f} s, then wait as long")
@@ -50,7 +51,8 @@ async def measure(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
         times = []
         for number in range(setup.rounds):
             tell(f"arrival to answer, {WAITING} waiting, round {number + 1} of {setup.rounds}")
-            times.append(await _arrivals(session, number, setup))
+            async with filling.session(service.url) as session:
+                times.append(await _arrivals(session, number, setup))
     note = f"{POLLS:,} polls of {CALM_SECONDS:.0f} s"
     return [
         Line(f"memory with {POLLS:,} long polls (RssAnon)", "MiB", [memory], note=note, aim=_at_most(300)),
