@@ -61,7 +61,7 @@ class BatchMessage(NamedTuple):
 class Scanned:
     """A stream whose framing and sizes are in bounds; nothing of its data has been looked at yet."""
 
-    def __init__(self, data: bytes, schema: pa.Schema, messages: list[BatchMessage]) -> None:
+    def __init__(self, data: bytes | memoryview, schema: pa.Schema, messages: list[BatchMessage]) -> None:
         self.data = data
         self.schema = schema
         self.messages = messages
@@ -83,7 +83,7 @@ class Scanned:
         return batches
 
 
-def scan(data: bytes) -> Scanned:
+def scan(data: bytes | memoryview) -> Scanned:
     """Bounds of the stream in `data`. Raises BadRequest (malformed_body) and TooLarge (batch_too_large)."""
     try:
         return _scan(data)
@@ -95,7 +95,7 @@ def _malformed(why: str) -> BadRequest:
     return BadRequest("malformed_body", f"the body is not a valid Arrow stream: {why[:200]}")
 
 
-def _scan(data: bytes) -> Scanned:
+def _scan(data: bytes | memoryview) -> Scanned:
     frames = _frames(data)
     first = next(frames, None)
     if first is None or first.kind != _SCHEMA:
@@ -123,7 +123,7 @@ class _Frame(NamedTuple):
     end: int
 
 
-def _frames(data: bytes) -> Iterator[_Frame]:
+def _frames(data: bytes | memoryview) -> Iterator[_Frame]:
     at = 0
     while at < len(data):
         continuation, metadata_bytes = _PREFIX.unpack_from(data, at)
@@ -137,7 +137,7 @@ def _frames(data: bytes) -> Iterator[_Frame]:
         if not 0 < metadata_bytes <= min(ARROW_METADATA_BYTES, len(data) - metadata_at) or metadata_bytes % 8:
             raise _Broken("a message's metadata has an impossible length")
         body = metadata_at + metadata_bytes
-        message = _root(data[metadata_at:body])
+        message = _root(bytes(data[metadata_at:body]))
         body_bytes = message.long(3)
         if not 0 <= body_bytes <= len(data) - body or body_bytes % 8:
             raise _Broken("a message's body has an impossible length")
@@ -147,7 +147,7 @@ def _frames(data: bytes) -> Iterator[_Frame]:
         at = body + body_bytes
 
 
-def _schema(data: bytes, frame: _Frame) -> pa.Schema:
+def _schema(data: bytes | memoryview, frame: _Frame) -> pa.Schema:
     if frame.end != frame.body or frame.header.short(0) != 0:
         raise _Broken("its schema is big-endian or has a body")
     try:
@@ -158,7 +158,7 @@ def _schema(data: bytes, frame: _Frame) -> pa.Schema:
         raise _Broken(str(error)) from error
 
 
-def _batch(data: bytes, frame: _Frame) -> BatchMessage:
+def _batch(data: bytes | memoryview, frame: _Frame) -> BatchMessage:
     if frame.kind not in {_BATCH, _DICTIONARY}:
         raise _Broken("a message is neither a record batch nor a dictionary")
     dictionary = frame.kind == _DICTIONARY
@@ -176,7 +176,7 @@ def _batch(data: bytes, frame: _Frame) -> BatchMessage:
     return BatchMessage(frame.start, frame.end, rows, codec, decoded, dictionary)
 
 
-def _decoded_bytes(data: bytes, frame: _Frame, buffers: list[tuple[int, int]], codec: int) -> int:
+def _decoded_bytes(data: bytes | memoryview, frame: _Frame, buffers: list[tuple[int, int]], codec: int) -> int:
     """What the buffers take once decoded; overlapping ones count each time, so that none can be multiplied."""
     total = 0
     for offset, length in buffers:
@@ -186,7 +186,7 @@ def _decoded_bytes(data: bytes, frame: _Frame, buffers: list[tuple[int, int]], c
     return total
 
 
-def _claimed(data: bytes, at: int, length: int) -> int:
+def _claimed(data: bytes | memoryview, at: int, length: int) -> int:
     if length < 8:
         raise _Broken("a compressed buffer is cut short")
     claimed = int.from_bytes(data[at : at + 8], "little", signed=True)

@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Callable
 from functools import cache
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, cast
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -20,9 +20,11 @@ from aiohttp import web
 
 from millpond.core import limits
 from millpond.core.errors import BadRequest, FieldError, NotAcceptable, RequestTimeout, TooLarge, UnsupportedMedia
+from millpond.core.http.straight import StraightBody
 
 JSON = "application/json"
 PartsT = TypeVar("PartsT")
+Body = bytes | memoryview
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 
 _encoder = msgspec.json.Encoder()
@@ -44,6 +46,12 @@ class Principal(Protocol):
     def key_id(self) -> str: ...
     @property
     def scopes(self) -> list[str]: ...
+
+
+class Straight(Protocol):
+    """What of a connection (`connection.py`) a request's body needs."""
+
+    def straight(self, request: web.BaseRequest) -> StraightBody | None: ...
 
 
 class BodyPace(NamedTuple):
@@ -74,7 +82,7 @@ class Call(Generic[PartsT]):
         self.principal = principal
         self._name: str | Callable[[], str] = name
         self._pace = pace
-        self._body: bytes | None = None
+        self._body: Body | None = None
 
     @property
     def request_id(self) -> str:
@@ -93,8 +101,8 @@ class Call(Generic[PartsT]):
         target: str = self.request._message.path
         return decode_query(target.partition("?")[2], shape)
 
-    async def body(self, limit_bytes: int) -> bytes:
-        """The whole body, never more than `limit_bytes` in memory; a second call returns it again.
+    async def body(self, limit_bytes: int) -> Body:
+        """The whole body, never more than `limit_bytes`; a large one is a view. A second call returns it again.
 
         Raises TooLarge (declared length first, else as soon as it overruns), RequestTimeout (slow body),
         UnsupportedMedia (a content encoding: nothing is ever inflated).
@@ -151,11 +159,17 @@ def _body_at_hand(request: web.BaseRequest, limit_bytes: int) -> bytes | None:
     return None
 
 
-async def _read_slowly(request: web.BaseRequest, limit_bytes: int, pace: BodyPace) -> bytes:
+async def _read_slowly(request: web.BaseRequest, limit_bytes: int, pace: BodyPace) -> Body:
     """A body that has not arrived whole: under a deadline that every received byte moves a little."""
     if "Expect" in request.headers:
         await request.writer.write(_CONTINUE)
         request.writer.output_size = 0
+    straight = cast(Straight, request.protocol).straight(request)
+    if straight is not None:
+        try:
+            return await straight.received(*pace)
+        except TimeoutError as error:
+            raise _too_slow(straight.done) from error
     chunks: list[bytes] = []
     size = 0
     loop = asyncio.get_running_loop()
@@ -169,10 +183,14 @@ async def _read_slowly(request: web.BaseRequest, limit_bytes: int, pace: BodyPac
                 chunks.append(chunk)
                 deadline.reschedule(begin + pace.seconds + size / pace.bytes_per_second)
     except TimeoutError as error:
-        raise RequestTimeout("request_timeout", f"the body came too slowly: {size} bytes so far") from error
+        raise _too_slow(size) from error
     except web.RequestPayloadError as error:
         raise BadRequest("malformed_body", f"the body is not properly framed: {error}") from error
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def _too_slow(size: int) -> RequestTimeout:
+    return RequestTimeout("request_timeout", f"the body came too slowly: {size} bytes so far")
 
 
 def _too_large(limit_bytes: int) -> TooLarge:
@@ -192,7 +210,7 @@ def _query_names(shape: type[Any]) -> tuple[str, ...]:
     return tuple(field.encode_name for field in msgspec.structs.fields(shape))
 
 
-def decode_json(body: bytes, shape: type[StructT]) -> StructT:
+def decode_json(body: Body, shape: type[StructT]) -> StructT:
     try:
         value: StructT = _json_decoder(shape).decode(body)
         return value

@@ -19,15 +19,19 @@ from http import HTTPStatus
 from typing import NamedTuple
 
 from aiohttp import web
+from aiohttp.http import HttpRequestParser
 from aiohttp.http_exceptions import LineTooLong
+from aiohttp.web_protocol import MAX_MSG_QUEUE_SIZE
 
 from millpond.core import limits
 from millpond.core.errors import BadRequest, HeadersTooLarge, Internal, MillpondError, RequestTimeout, Unavailable
 from millpond.core.http.call import BodyPace
 from millpond.core.http.problem import problem_bytes, problem_headers, problem_response
+from millpond.core.http.straight import STRAIGHT_BYTES, STRAIGHT_BYTES_AT_ONCE, StraightBody
 
 STALL_SECONDS = 30.0  # an answer of which the client takes nothing for so long is given up
 LINGER_SECONDS = 2.0  # a refused body is read and thrown away so long, so that the client sees the answer
+READ_BYTES = 1 << 20  # of a body that aiohttp receives: it pauses the client at twice as much
 REFUSED_CONNECTIONS = 256  # beyond the cap: told why; beyond these: closed without a word
 REFUSED_SECONDS = 1.0  # a refused connection is told why after its first bytes, or after so long
 
@@ -63,7 +67,7 @@ class Connection(web.RequestHandler):
             lingering_time=LINGER_SECONDS,
             max_line_size=bounds.header_bytes // 2,
             max_field_size=bounds.header_bytes // 2,
-            read_bufsize=1 << 20,
+            read_bufsize=READ_BYTES,
         )
         self._bounds = bounds
         self._refused = refused
@@ -98,6 +102,37 @@ class Connection(web.RequestHandler):
             self._head_bytes = 0
         elif len(data) > self._bounds.header_bytes:
             self.long_head = True
+
+    def straight(self, request: web.BaseRequest) -> StraightBody | None:
+        """Receive the rest of `request`'s body past aiohttp; None where that gains nothing or takes too much memory.
+
+        Its length was declared (and agreed to), and some of it is still to come.
+        """
+        size = request.content_length
+        if size is None or size < STRAIGHT_BYTES or StraightBody.declared + size > STRAIGHT_BYTES_AT_ONCE:
+            return None
+        content = request.content
+        if content.is_eof() or self._reading_paused or self.transport is None:  # paused: the parser holds some back
+            return None
+        return StraightBody(self, self.transport, content, size, content.read_nowait())
+
+    def began_anew(self) -> None:
+        """The parser still counts the bytes of a body that it never saw: the next request gets another one."""
+        if self.transport is not None:
+            self._parser = self._new_parser()
+
+    def _new_parser(self) -> HttpRequestParser:
+        bounds = self._bounds
+        return HttpRequestParser(
+            self,
+            self._loop,
+            READ_BYTES,
+            max_line_size=bounds.header_bytes // 2,
+            max_field_size=bounds.header_bytes // 2,
+            payload_exception=web.RequestPayloadError,
+            auto_decompress=False,
+            max_msg_queue_size=MAX_MSG_QUEUE_SIZE,
+        )
 
     def _head_goes_on(self, size: int) -> None:
         """Bytes came and there is still no whole head."""

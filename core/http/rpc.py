@@ -30,7 +30,7 @@ from aiohttp.payload import Payload
 
 from millpond.core import limits
 from millpond.core.errors import BadRequest, ErrorInfo, Internal, MillpondError, Unavailable, from_info
-from millpond.core.http.call import Call
+from millpond.core.http.call import Body, Call
 from millpond.core.http.client import HttpClient
 from millpond.core.http.problem import PROBLEM_TYPE
 from millpond.core.http.routing import Route
@@ -89,7 +89,7 @@ class Decoder:
         self._buffers: list[pa.Buffer] = []
         self._decoder = msgspec.msgpack.Decoder(shape, dec_hook=self._take)
 
-    def unpack(self, body: bytes) -> Any:
+    def unpack(self, body: Body) -> Any:
         """Raises ValueError for anything that `pack` would not make of this type."""
         try:
             head, self._buffers = _split(body)
@@ -107,7 +107,7 @@ class Decoder:
         return self._buffers[item]
 
 
-def _split(body: bytes) -> tuple[memoryview, list[pa.Buffer]]:
+def _split(body: Body) -> tuple[memoryview, list[pa.Buffer]]:
     """(head, buffers) of a body. Raises struct.error or IndexError when the lengths do not add up."""
     (head_length,) = _LENGTH.unpack_from(body)
     position = _LENGTH.size + head_length
@@ -205,7 +205,7 @@ def _handler(method: Method, function: Callable[..., Awaitable[Any]]) -> Callabl
     return handle
 
 
-def _arguments(method: Method, body: bytes) -> Any:
+def _arguments(method: Method, body: Body) -> Any:
     try:
         return method.arguments.unpack(body)
     except ValueError as error:

@@ -17,6 +17,7 @@ from pyarrow import types
 from millpond.core.arrow import DECODED_BYTES, MEDIA_TYPE, BatchMessage, Scanned, scan
 from millpond.core.errors import BadRequest, FieldError, TooLarge
 from millpond.core.frame import CODEC_NONE
+from millpond.core.http.call import Body
 from millpond.core.limits import BATCH_BYTES, BATCH_MESSAGES
 from millpond.core.schema import PROPERTIES_TYPE, TIMESTAMP, columns_of, message_schema
 from millpond.proxy.incoming import Incoming
@@ -40,7 +41,7 @@ _TARGETS = {
 _DELAYS = {"delay_level", "delay_ms", "deliver_at"}
 
 
-def decode(body: bytes) -> Incoming:
+def decode(body: Body) -> Incoming:
     """Raises BadRequest (malformed_body; invalid_request or unknown_field naming the column) and TooLarge."""
     scanned = scan(body)
     _check_schema(scanned.schema)

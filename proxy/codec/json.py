@@ -12,7 +12,7 @@ from typing import Annotated
 import msgspec
 
 from millpond.core.errors import BadRequest, TooLarge
-from millpond.core.http.call import Input, decode_json
+from millpond.core.http.call import Body, Input, decode_json
 from millpond.core.limits import BATCH_MESSAGES
 from millpond.proxy.incoming import Incoming, Request, Session, Single, gather
 
@@ -66,7 +66,7 @@ class Budget:
 budget = Budget()
 
 
-def decode(body: bytes) -> Request:
+def decode(body: Body) -> Request:
     """Raises BadRequest (malformed_body, unknown_field, invalid_request) and TooLarge (batch_too_large)."""
     budget.fill()
     try:

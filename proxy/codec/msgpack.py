@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from millpond.core.errors import BadRequest
-from millpond.core.http.call import Input, bad_field
+from millpond.core.http.call import Body, Input, bad_field
 from millpond.proxy.codec.json import Int32, Int64, budget, check_budget, no_messages
 from millpond.proxy.incoming import Request, Session, Single, gather
 
@@ -42,7 +42,7 @@ def _decoder() -> msgspec.msgpack.Decoder[Any]:
     return msgspec.msgpack.Decoder(ProduceIn)
 
 
-def decode(body: bytes) -> Request:
+def decode(body: Body) -> Request:
     """Raises BadRequest (malformed_body, unknown_field, invalid_request) and TooLarge (batch_too_large)."""
     budget.fill()
     try:

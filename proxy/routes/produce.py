@@ -84,7 +84,7 @@ async def _decode(call: ProxyCall) -> tuple[Request, int | None]:
         return Request(None, arrow.decode(body), raw.session_of(found)), queue
     if media.startswith("application/cloudevents"):
         raise UnsupportedMedia("unsupported_media_type", "Content-Type: CloudEvents are not taken yet")
-    return raw.decode(await call.body(BATCH_BYTES), found), None
+    return raw.decode(bytes(await call.body(BATCH_BYTES)), found), None
 
 
 def _idempotency_key(key: str | None) -> str | None:

@@ -9,11 +9,17 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+import uvloop
 
 from millpond.core.clock import SystemRandom
 from millpond.core.http.connection import Bounds
 from millpond.core.http.routing import Route, Router
 from millpond.core.http.server import HttpServer
+
+
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """All tests here run on both: the service runs on uvloop, and each has its own transports."""
+    return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
 
 @dataclass(frozen=True)
