@@ -16,12 +16,13 @@ from collections import deque
 from collections.abc import Callable
 
 import msgspec
-import pyarrow as pa
 
 from millpond.client.connection import ARROW, JSON, Connection, path_of
 from millpond.client.errors import Closed, UnknownProblem
 from millpond.client.outbox import Piece, SentRange
+from millpond.client.rows import compressed_stream, stream
 from millpond.client.topics import QueueState
+from millpond.client.wire import Buffer
 from millpond.core import limits
 from millpond.core.errors import Conflict, MillpondError
 
@@ -46,9 +47,6 @@ class LaneSettings(msgspec.Struct, frozen=True):
     send_ms: int = limits.CLIENT_SEND_MS
     compression: str = "none"
 
-    def ipc_options(self) -> pa.ipc.IpcWriteOptions:
-        return pa.ipc.IpcWriteOptions(compression=None if self.compression == "none" else self.compression)
-
 
 class Lane:
     """`done` is told of every piece that was acknowledged or failed."""
@@ -69,7 +67,6 @@ class Lane:
         self._connection = connection
         self._path = path_of("topics", topic, "messages")
         self._settings = settings
-        self._options = settings.ipc_options()
         self._done = done
         self._pending: deque[Piece] = deque()
         self._task: asyncio.Task[None] | None = None
@@ -129,23 +126,23 @@ class Lane:
         """
         most_bytes = limits.CLIENT_BATCHES_AT_ONCE * self._settings.batch_bytes
         pieces = [self._pending.popleft()]
-        first = pieces[0].batch
-        size, count = pieces[0].bytes, pieces[0].rows
+        names = pieces[0].rows.names
+        size, count = pieces[0].bytes, pieces[0].count
         while self._pending:
             following = self._pending[0]
             size += following.bytes
-            count += following.rows
+            count += following.count
             too_much = size > most_bytes or count > self._settings.batch_messages
-            if too_much or following.batch.schema != first.schema:
+            if too_much or following.rows.names != names:
                 break
             pieces.append(self._pending.popleft())
         return pieces
 
     async def _send(self, pieces: list[Piece]) -> None:
-        batches = [piece.batch for piece in pieces]
-        batch = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
-        count = batch.num_rows
-        data = encode_stream(batch, self._options)
+        rows = [piece.rows for piece in pieces]
+        count = sum(map(len, rows))
+        compression = self._settings.compression
+        data = stream(rows) if compression == "none" else compressed_stream(rows, compression)
         try:
             ranges = await self._post(data, count)
         except Conflict as error:
@@ -162,7 +159,7 @@ class Lane:
         self._next += count
         self._share(pieces, ranges)
 
-    async def _post(self, data: memoryview, count: int) -> list[_Range]:
+    async def _post(self, data: list[Buffer], count: int) -> list[_Range]:
         part = {
             "id": self.session_id,
             "queue": self.queue,
@@ -193,7 +190,7 @@ class Lane:
         rest = deque(ranges)
         used = 0
         for piece in pieces:
-            row, count, own = 0, piece.rows, []
+            row, count, own = 0, piece.count, []
             while row < count:
                 head = rest[0]
                 taken = min(head.count - used, count - row)
@@ -212,11 +209,3 @@ class Lane:
     def _finish(self, piece: Piece) -> None:
         self.pending_bytes -= piece.bytes
         self._done(piece)
-
-
-def encode_stream(batch: pa.RecordBatch, options: pa.ipc.IpcWriteOptions) -> memoryview:
-    """`batch` as an Arrow IPC stream of its schema and itself."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
-        writer.write_batch(batch)
-    return memoryview(sink.getvalue())

@@ -1,6 +1,6 @@
 """What a producer holds until it is sent: `Intake` (messages as columns), `Piece` (rows of one queue), `Delivery`.
 
-    send_nowait --> Intake (lists; one append a message) --drain--> Pieces (Arrow, one for each queue) --> lane
+    send_nowait --> Intake (lists; one append a message) --drain--> Pieces (rows, one for each queue) --> lane
 
 A message costs an append and a `Delivery`, which only remembers its intake and row. Acknowledgements are kept for
 each piece, as ranges of offsets; a delivery looks its own up when it is asked.
@@ -21,10 +21,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from millpond.client.message import checked_key, checked_properties, checked_tag, checked_time
+from millpond.client.rows import Rows
 from millpond.core.errors import MillpondError
-from millpond.core.schema import PROPERTIES_TYPE, TIMESTAMP, columns_of, message_schema
-
-ROW_BYTES = 24  # what a row costs beside its values: offsets and validity of its columns
+from millpond.core.schema import PROPERTIES_TYPE, TIMESTAMP
 
 
 class Sent(NamedTuple):
@@ -51,14 +50,14 @@ class SentRange(msgspec.Struct, frozen=True):
 
 
 class Piece:
-    """Rows of one queue, ready to travel: a record batch of `message_schema`, and in the end its answer."""
+    """Rows of one queue, ready to travel, and in the end their answer. `count` stays when the rows are gone."""
 
-    __slots__ = ("_row_bounds", "_waiters", "batch", "bytes", "error", "observed", "ranges", "rows")
+    __slots__ = ("_row_bounds", "_waiters", "bytes", "count", "error", "observed", "ranges", "rows")
 
-    def __init__(self, batch: pa.RecordBatch, size: int) -> None:
-        self.batch: pa.RecordBatch = batch
-        self.rows: int = batch.num_rows
-        self.bytes = size
+    def __init__(self, rows: Rows) -> None:
+        self.rows: Rows = rows
+        self.count = len(rows)
+        self.bytes = rows.bytes
         self.ranges: list[SentRange] | None = None
         self.error: MillpondError | None = None
         self.observed = False
@@ -80,7 +79,7 @@ class Piece:
         self._finish()
 
     def _finish(self) -> None:
-        del self.batch  # the memory is free; nobody asks for it again
+        del self.rows  # the memory is free; nobody asks for it again
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)
@@ -157,19 +156,19 @@ class Intake:
             self._property_rows.append(row)
             self.bytes += size + 8 * len(items)
 
-    def to_batch(self) -> pa.RecordBatch:
-        """All rows as one batch of `message_schema`."""
+    def to_rows(self) -> Rows:
+        """All of them, with the columns in use."""
         count = len(self.bodies)
+        if not (self._key_rows or self._tag_rows or self._property_rows or self._born_rows):
+            return Rows.of_bodies(self.bodies)
         columns = {
             "key": _column(self._keys, self._key_rows, count, pa.binary()),
             "tag": _column(self._tags, self._tag_rows, count, pa.string()),
             "properties": _column(self._properties, self._property_rows, count, PROPERTIES_TYPE),
             "born_ts": _column(self._born, self._born_rows, count, TIMESTAMP),
-            "body": pa.array(self.bodies, pa.binary()),
         }
         present = {name: column for name, column in columns.items() if column is not None}
-        schema = message_schema(columns_of(set(present)))
-        return pa.RecordBatch.from_arrays(list(present.values()), schema=schema)
+        return Rows.of_bodies(self.bodies, pa.RecordBatch.from_pydict(present))
 
     def drained(
         self,
@@ -204,14 +203,14 @@ class Intake:
         await waiter
 
 
-class Delivery:
-    """One message on its way: awaited, it is `Sent` or raises. Dropping it is fine: `flush()` raises what failed."""
+class Delivery(msgspec.Struct, eq=False, gc=False):
+    """One message on its way: awaited, it is `Sent` or raises. Dropping it is fine: `flush()` raises what failed.
 
-    __slots__ = ("_row", "intake")
+    A struct because one is made for every message; an intake does not know them, so there is no cycle to collect.
+    """
 
-    def __init__(self, intake: Intake, row: int) -> None:
-        self.intake = intake
-        self._row = row
+    intake: Intake
+    _row: int
 
     def done(self) -> bool:
         place = self.intake.locate(self._row)

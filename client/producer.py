@@ -23,7 +23,8 @@ from millpond.client.connection import Connection, path_of
 from millpond.client.errors import BufferFull, Closed
 from millpond.client.lane import Lane, LaneSettings
 from millpond.client.message import Message, as_bytes
-from millpond.client.outbox import ROW_BYTES, Delivery, Intake, Piece, Sent, SentRange
+from millpond.client.outbox import Delivery, Intake, Piece, Sent, SentRange
+from millpond.client.rows import ROW_BYTES, Rows
 from millpond.client.topics import QueueState, Topics
 from millpond.core import limits
 from millpond.core.errors import BadRequest, MillpondError, TooLarge
@@ -176,13 +177,21 @@ class Producer:
         return await _all(deliveries)
 
     async def _send_to(self, messages: Sequence[Message | bytes | str], queue: int) -> list[Sent]:
+        parts: list[Rows] = []
         intake = Intake()
-        for row, message in enumerate(messages):
+        for message in messages:
             one = Message(message) if isinstance(message, bytes | str) else message
-            intake.bodies.append(as_bytes("body", one.body))
+            body, row = as_bytes("body", one.body), len(intake.bodies)
             intake.add_columns(row, one.key, one.tag, one.properties, one.born_ts)
-        ranges = await self.send_batch(intake.to_batch(), queue) if messages else []
-        return [found.sent(found.row + i) for found in ranges for i in range(found.count)]
+            intake.bodies.append(body)
+            intake.bytes += len(body) + ROW_BYTES
+            if intake.bytes >= self._settings.batch_bytes or row + 1 == self._settings.batch_messages:
+                parts.append(intake.to_rows())
+                intake = Intake()
+        if intake.bodies:
+            parts.append(intake.to_rows())
+        pieces = [piece for part in parts for piece in await self._put_observed({queue: part})]
+        return [found.sent(found.row + i) for found in await _answers(pieces) for i in range(found.count)]
 
     async def send_batch(self, messages: pa.RecordBatch | pa.Table, queue: int | None = None) -> list[SentRange]:
         """Send an Arrow batch or table: `body`, and any of `key`, `tag`, `properties`, `born_ts`; and wait for all.
@@ -192,17 +201,20 @@ class Producer:
         batches = messages.combine_chunks().to_batches() if isinstance(messages, pa.Table) else [messages]
         pieces: list[Piece] = []
         for batch in batches:
-            for slice_ in _bounded(in_message_schema(batch), self._settings):
-                if not self.has_room:
-                    await self.ready()
-                self._drain()  # what was taken before goes before
-                parts = {queue: slice_} if queue is not None else self._split(slice_)[0]
-                pieces += [self._put(number, part) for number, part in parts.items()]
-                for piece in pieces:
-                    piece.observed = True  # whatever becomes of it is raised here
+            for part in _bounded(in_message_schema(batch), self._settings):
+                pieces += await self._put_observed({queue: Rows.of_batch(part)} if queue is not None else part)
+        return await _answers(pieces)
+
+    async def _put_observed(self, parts: pa.RecordBatch | dict[int, Rows]) -> list[Piece]:
+        """Put rows by queue, or a batch that is still to be split, once there is room; their caller sees the answer."""
+        if not self.has_room:
+            await self.ready()
+        self._drain()  # what was taken before goes before
+        split = parts if isinstance(parts, dict) else self._split_batch(parts)
+        pieces = [self._put(number, part) for number, part in split.items()]
         for piece in pieces:
-            await piece.wait()
-        return [found for piece in pieces for found in _ranges(piece)]
+            piece.observed = True  # whatever becomes of it is raised there
+        return pieces
 
     # -- room, flush, close -----------------------------------------------------------------------------------
 
@@ -284,31 +296,43 @@ class Producer:
         if self._connection.clock.monotonic() - self._routed_at > ROUTE_SECONDS and self._routing is None:
             self._routing = asyncio.get_running_loop().create_task(self._route(), name="millpond route")
             self._routing.add_done_callback(self._rerouted)
-        parts, which, row_in_part = self._split(intake.to_batch())
+        parts, which, row_in_part = self._split(intake.to_rows())
         # more queues share an intake of keyed messages: a larger one keeps their batches large
         self._intake_bytes_most = self._settings.batch_bytes * min(len(parts), 4)
         intake.drained([self._put(queue, part) for queue, part in parts.items()], which, row_in_part)
 
-    def _split(
-        self, batch: pa.RecordBatch
-    ) -> tuple[dict[int, pa.RecordBatch], npt.NDArray[np.intp] | None, npt.NDArray[np.intp] | None]:
-        """`batch` by queue, and for each row which part it is in and where; None, None: all in the only part."""
-        if "key" not in batch.schema.names or len(self._queues) == 1:
-            return {self._next_queue(): batch}, None, None
-        keys = batch.column("key")
-        queues = hash_binary(keys) % len(self._queues)
-        if keys.null_count:
-            queues = np.where(np.asarray(keys.is_null()), self._next_queue(), queues)
-        order = np.argsort(queues, kind="stable")
-        numbers, starts = np.unique(queues[order], return_index=True)
+    def _split(self, rows: Rows) -> tuple[dict[int, Rows], npt.NDArray[np.intp] | None, npt.NDArray[np.intp] | None]:
+        """`rows` by queue, and for each row which part it is in and where; None, None: all in the only part."""
+        if rows.beside is None or "key" not in rows.names or len(self._queues) == 1:
+            return {self._next_queue(): rows}, None, None
+        queues, order, numbers, starts = self._by_queue(rows.beside.column("key"))
         ends = np.append(starts[1:], len(order))
         parts = {
-            int(number): batch.take(pa.array(order[start:end]))
-            for number, start, end in zip(numbers, starts, ends, strict=True)
+            int(number): rows.take(order[start:end]) for number, start, end in zip(numbers, starts, ends, strict=True)
         }
         row_in_part = np.empty(len(order), np.intp)
         row_in_part[order] = np.arange(len(order)) - np.repeat(starts, ends - starts)
         return parts, np.searchsorted(numbers, queues), row_in_part
+
+    def _split_batch(self, batch: pa.RecordBatch) -> dict[int, Rows]:
+        """Of Arrow: where each row is in the end is told by ranges, in order within each queue."""
+        if "key" not in batch.schema.names or len(self._queues) == 1:
+            return {self._next_queue(): Rows.of_batch(batch)}
+        _, order, numbers, starts = self._by_queue(batch.column("key"))
+        ends = np.append(starts[1:], len(order))
+        return {
+            int(number): Rows.of_batch(batch.take(pa.array(order[start:end])))
+            for number, start, end in zip(numbers, starts, ends, strict=True)
+        }
+
+    def _by_queue(self, keys: pa.Array) -> tuple[npt.NDArray[np.intp], ...]:
+        """Each row's queue; the rows in order of their queues; the queues there are, and where each begins in that."""
+        queues = (hash_binary(keys) % len(self._queues)).astype(np.intp)
+        if keys.null_count:
+            queues = np.where(np.asarray(keys.is_null()), self._next_queue(), queues)
+        order = np.argsort(queues, kind="stable")
+        numbers, starts = np.unique(queues[order], return_index=True)
+        return queues, order, numbers, starts
 
     def _next_queue(self) -> int:
         """The queue of the next keyless batch: in turn, an idle one first, else the one with least to send."""
@@ -321,7 +345,7 @@ class Producer:
     def _pending_bytes(self, queue: int) -> int:
         return self._lanes[queue].pending_bytes if queue in self._lanes else 0
 
-    def _put(self, queue: int, batch: pa.RecordBatch) -> Piece:
+    def _put(self, queue: int, rows: Rows) -> Piece:
         lane = self._lanes.get(queue)
         if lane is None:
             if not 0 <= queue < len(self._queues):
@@ -329,7 +353,7 @@ class Producer:
             state, settings = self._queues[queue], self._settings
             lane = Lane(self._connection, self.topic, state, self._session_id, settings, self._piece_ended)
             self._lanes[queue] = lane
-        piece = Piece(batch, batch.nbytes)
+        piece = Piece(rows)
         self._drained_bytes += piece.bytes
         self._pieces.add(piece)
         lane.put(piece)
@@ -389,11 +413,16 @@ def _bounded(batch: pa.RecordBatch, settings: LaneSettings) -> list[pa.RecordBat
     return [batch.slice(start, rows) for start in range(0, batch.num_rows, rows)]
 
 
-def _ranges(piece: Piece) -> list[SentRange]:
-    if piece.error is not None:
-        raise piece.error
-    assert piece.ranges is not None
-    return piece.ranges
+async def _answers(pieces: list[Piece]) -> list[SentRange]:
+    """All ranges in order; the first error once all are answered."""
+    for piece in pieces:
+        await piece.wait()
+    found: list[SentRange] = []
+    for piece in pieces:
+        if piece.error is not None:
+            raise piece.error
+        found += piece.ranges or []
+    return found
 
 
 async def _all(deliveries: list[Delivery]) -> list[Sent]:

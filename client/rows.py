@@ -1,0 +1,168 @@
+"""Messages on their way out: `Rows`, and their Arrow stream without a copy of a body.
+
+    stream   schema message | batch metadata, the other columns, offsets of the bodies | bodies, as they are | end
+
+`body` is the last column of the log's schema, so its bytes stand last in a batch. pyarrow encodes the batch with
+empty bodies; what is different with the real ones (two lengths in the metadata, and the offsets) is put in its place,
+and the bodies themselves follow as the buffers they are. So a message's bytes are touched by the socket alone.
+Compressed batches are encoded by pyarrow as a whole.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from functools import cache
+from itertools import chain
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from millpond.client.wire import Buffer
+from millpond.core import limits
+from millpond.core.schema import columns_of, message_schema
+
+ROW_BYTES = 24  # what a row costs beside its values: offsets and validity of its columns
+SMALL_BYTES = 256  # bodies below it on average are put together first: a buffer each costs the kernel more than that
+
+_LONG, _UINT, _INT, _USHORT = (struct.Struct("<" + code) for code in "qIiH")
+_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+_NO_BODY = pa.py_buffer(b"")
+_MESSAGE_HEADER, _MESSAGE_BODY_LENGTH, _BATCH_BUFFERS = 2, 3, 2  # slots of the flatbuffer tables (Message.fbs)
+
+
+class Rows:
+    """`lengths` int32[n] of the bodies; `bodies`: their bytes back to back, in buffers; `beside`: the other columns in
+    the order of `message_schema`, or None."""
+
+    __slots__ = ("beside", "bodies", "bytes", "lengths")
+
+    def __init__(
+        self, lengths: npt.NDArray[np.int32], bodies: Sequence[Buffer], beside: pa.RecordBatch | None = None
+    ) -> None:
+        self.lengths = lengths
+        self.bodies = bodies
+        self.beside = beside
+        beside_bytes = 0 if beside is None else beside.nbytes
+        self.bytes = int(lengths.sum()) + beside_bytes + ROW_BYTES * len(lengths)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @classmethod
+    def of_bodies(cls, bodies: list[bytes], beside: pa.RecordBatch | None = None) -> Rows:
+        """One buffer a row: what `take` needs."""
+        return cls(np.fromiter(map(len, bodies), np.int32, len(bodies)), bodies, beside)
+
+    @classmethod
+    def of_batch(cls, batch: pa.RecordBatch) -> Rows:
+        """A batch of `message_schema`; its body is not copied."""
+        if not batch.num_rows:
+            return cls(np.zeros(0, np.int32), [])
+        body = batch.column(batch.num_columns - 1)
+        _, offsets, data = body.buffers()
+        ends = np.frombuffer(offsets, np.int32, len(body) + 1, 4 * body.offset)
+        bodies = [] if data is None else [data[int(ends[0]) : int(ends[-1])]]
+        beside = batch.select(batch.schema.names[:-1]) if batch.num_columns > 1 else None
+        return cls(np.diff(ends), bodies, beside)
+
+    @property
+    def names(self) -> list[str]:
+        """Of the columns beside the body."""
+        return [] if self.beside is None else list(self.beside.schema.names)
+
+    def take(self, rows: npt.NDArray[np.intp]) -> Rows:
+        """These rows, in their order; only of rows with a buffer each."""
+        bodies = self.bodies
+        beside = None if self.beside is None else self.beside.take(pa.array(rows))
+        return Rows(self.lengths[rows], [bodies[row] for row in rows.tolist()], beside)
+
+
+def stream(parts: Sequence[Rows]) -> list[Buffer]:
+    """`parts`, which have the same columns, as one Arrow stream of one batch."""
+    beside = _beside(parts)
+    lengths = parts[0].lengths if len(parts) == 1 else np.concatenate([part.lengths for part in parts])
+    schema = _schema(beside)
+    count, body_bytes = len(lengths), int(lengths.sum())
+    empty = pa.Array.from_buffers(pa.binary(), count, [None, _zeros()[: 4 * (count + 1)], _NO_BODY])
+    columns = [empty] if beside is None else [*beside.columns, empty]
+    encoded = memoryview(pa.RecordBatch.from_arrays(columns, schema=schema).serialize()).cast("B")
+    offsets = np.zeros(_aligned(count + 1, 2), np.int32)  # with the padding that follows it
+    np.cumsum(lengths, out=offsets[1 : count + 1])
+    front = bytearray(encoded[: len(encoded) - offsets.nbytes])
+    _set_lengths(front, body_bytes)
+    bodies: Sequence[Buffer] = list(chain.from_iterable(part.bodies for part in parts))
+    if body_bytes < SMALL_BYTES * count:
+        bodies = [b"".join(bodies)]
+    padding = bytes(_aligned(body_bytes, 8) - body_bytes)
+    return [_schema_message(schema), front, offsets.tobytes(), *bodies, padding + _END]
+
+
+def compressed_stream(parts: Sequence[Rows], compression: str) -> list[Buffer]:
+    """The same, its buffers compressed."""
+    beside = _beside(parts)
+    lengths = np.concatenate([part.lengths for part in parts])
+    offsets = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    data = pa.py_buffer(b"".join(chain.from_iterable(part.bodies for part in parts)))
+    body = pa.Array.from_buffers(pa.binary(), len(lengths), [None, pa.py_buffer(offsets), data])
+    columns = [body] if beside is None else [*beside.columns, body]
+    batch = pa.RecordBatch.from_arrays(columns, schema=_schema(beside))
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
+        writer.write_batch(batch)
+    return [sink.getvalue()]
+
+
+def _beside(parts: Sequence[Rows]) -> pa.RecordBatch | None:
+    first = parts[0].beside
+    if first is None or len(parts) == 1:
+        return first
+    return pa.concat_batches([part.beside for part in parts])
+
+
+def _schema(beside: pa.RecordBatch | None) -> pa.Schema:
+    return message_schema(0 if beside is None else columns_of(set(beside.schema.names)))
+
+
+@cache
+def _schema_message(schema: pa.Schema) -> bytes:
+    message: bytes = schema.serialize().to_pybytes()
+    return message
+
+
+@cache
+def _zeros() -> pa.Buffer:
+    return pa.py_buffer(bytes(4 * (limits.BATCH_MESSAGES + 1)))
+
+
+def _aligned(value: int, to: int) -> int:
+    return -(-value // to) * to
+
+
+# -- a batch's metadata (flatbuffers) -------------------------------------------------------------------------
+
+
+def _set_lengths(front: bytearray, body_bytes: int) -> None:
+    """Let the metadata in `front`, of a batch whose last buffer is empty, say that it has `body_bytes`."""
+    message = 8 + _UINT.unpack_from(front, 8)[0]  # behind the continuation marker and the metadata's length
+    total_at = _slot(front, message, _MESSAGE_BODY_LENGTH)
+    header_at = _slot(front, message, _MESSAGE_HEADER)
+    vector_at = _slot(front, header_at + _UINT.unpack_from(front, header_at)[0], _BATCH_BUFFERS)
+    vector_at += _UINT.unpack_from(front, vector_at)[0]
+    last_at = vector_at + 4 + 16 * (_UINT.unpack_from(front, vector_at)[0] - 1)
+    offset, length = struct.unpack_from("<qq", front, last_at)
+    total = _LONG.unpack_from(front, total_at)[0]
+    assert length == 0 and offset == total, "the bodies stand last"
+    _LONG.pack_into(front, last_at + 8, body_bytes)
+    _LONG.pack_into(front, total_at, total + _aligned(body_bytes, 8))
+
+
+def _slot(data: bytearray, table: int, slot: int) -> int:
+    """Where a field of a flatbuffer table stands."""
+    vtable = table - _INT.unpack_from(data, table)[0]
+    offset: int = _USHORT.unpack_from(data, vtable + 4 + 2 * slot)[0]
+    assert offset, "the field is there"
+    return table + offset
