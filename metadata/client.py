@@ -121,7 +121,10 @@ class StoreInfo(msgspec.Struct, frozen=True):
 
 
 class ObjectRange(msgspec.Struct, frozen=True):
-    """What one tier object holds of one queue: offsets [first, end), all `rows` of them; both clocks in ms."""
+    """What one tier object holds of one queue: of offsets [first, end) the last `rows`; both clocks in ms.
+
+    Fewer rows than offsets: the first ones had expired, or were damaged in the log, before they were sealed.
+    """
 
     queue_id: int
     queue: int

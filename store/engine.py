@@ -155,7 +155,9 @@ class Engine:
         self.reads = Reads(self.fold.queues, self.directory, self.reader, self.lost)
         self.delivery_log = EngineLog(self.tail, self.writer, self.directory, self.reader, self.reads)
         self.delivery = Delivery(self.delivery_log, self.fold.cursors, self.time.now_ms)
-        self.seal_source = EngineSealSource(config.group, self.tail, self.reader, self._tier.seal_bytes)
+        self.seal_source = EngineSealSource(
+            config.group, self.tail, self.reader, self.reads.missing, self._tier.seal_bytes
+        )
         self.sealer = Sealer(self.seal_source, self._metadata, self._objects, self._tier, self._clock, self._random)
         self.retention = Retention(
             self.tail,

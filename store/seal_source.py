@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
-from millpond.core.errors import NotFound
+from millpond.core.errors import MillpondError, NotFound
 from millpond.store.client import QueueRef, StoredFrame
 from millpond.store.directory import FrameSpot
 from millpond.store.fold.queues import QueueState
@@ -17,11 +18,20 @@ _SPOTS = 4096
 class EngineSealSource:
     """`SealSource` over a store's tail and reader."""
 
-    def __init__(self, store_group: str, tail: Tail, reader: FrameReader, wake_bytes: int) -> None:
-        """`wake_bytes`: what a topic gathers before the sealer is woken at once."""
+    def __init__(
+        self,
+        store_group: str,
+        tail: Tail,
+        reader: FrameReader,
+        missing: Callable[[int, int], MillpondError],
+        wake_bytes: int,
+    ) -> None:
+        """`missing(queue id, offset)`: why an offset has no frame here. `wake_bytes`: what a topic gathers before the
+        sealer is woken at once."""
         self._store_group = store_group
         self._tail = tail
         self._reader = reader
+        self._missing = missing
         self._wake = asyncio.Event()
         self._wake_bytes = wake_bytes
         self._gathered: dict[int, int] = {}  # topic id -> bytes confirmed since the sealer was last woken for it
@@ -86,13 +96,16 @@ class EngineSealSource:
             queue.unsealed_ts = stamp if stamp is not None else queue.last_ts
         return queue.unsealed_ts
 
-    async def frames(self, queue_id: int, offset: int, max_bytes: int) -> list[StoredFrame]:
+    async def frames(self, queue_id: int, offset: int, end: int, max_bytes: int) -> list[StoredFrame]:
         queue = self._tail.fold.queues.get(queue_id)
         if queue is None:
             raise NotFound("queue_not_found", f"queue {queue_id} was deleted")
-        if offset >= queue.confirmed_end:
+        end = min(end, queue.confirmed_end)
+        if offset >= end:
             return []
-        spots = await self._tail.directory.spots(queue_id, offset, min(_SPOTS, queue.confirmed_end - offset))
+        spots = await self._tail.directory.spots(queue_id, offset, min(_SPOTS, end - offset))
+        if not spots:
+            raise self._missing(queue_id, offset)
         chosen: list[FrameSpot] = []
         size = 0
         for spot in spots:

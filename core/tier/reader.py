@@ -237,10 +237,18 @@ class TierReader:
 
 
 def _group_at(ref: ObjectRef, opened: _Opened, queue: int, offset: int) -> int:
-    """The index of the row group with this offset."""
+    """The index of the row group with this offset. An object's rows of a queue may begin behind where its range in the
+    manifest does: what is missing was damaged before it was sealed, Internal(corrupt_range) with `next_offset`."""
     groups = opened.footer.groups
     indices = opened.of_queue.get(queue, [])
     found = bisect_right(indices, offset, key=lambda index: groups[index].first) - 1
+    if found < 0 and indices:
+        first = groups[indices[0]].first
+        raise Internal(
+            "corrupt_range",
+            f"offsets {offset} to {first - 1} of queue {queue} were damaged in the log before they were sealed",
+            offset=offset, next_offset=first,
+        )  # fmt: skip
     if found < 0 or offset >= groups[indices[found]].end:
         raise _corrupt(ref, f"queue {queue}, offset {offset}", "the object does not hold this offset")
     return indices[found]

@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate, takewhile
+from typing import NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -30,13 +31,24 @@ class Piece(msgspec.Struct):
     """What a run takes of one queue: consecutive rows that end at `end`.
 
     Its range in the manifest begins at `first`, where the queue was tiered to. The rows begin there too, unless
-    messages expired before they were sealed: what is missing is below the queue's start offset.
+    messages expired before they were sealed (what is missing is below the queue's start offset) or stood in a damaged
+    range of the log (`lost`): then the range has fewer rows than offsets, and the missing ones are its first.
     """
 
     queue: QueueRef
     first: int
     tables: list[pa.Table]
     end: int
+    lost: list[Lost] = []
+
+
+class Lost(NamedTuple):
+    """Offsets [first, end) of a queue that no longer can be read."""
+
+    queue: QueueRef
+    first: int
+    end: int
+    reason: str
 
 
 class Run(msgspec.Struct):
@@ -45,6 +57,11 @@ class Run(msgspec.Struct):
     pieces: list[Piece]
     first_ts: int
     bytes: int
+
+    @property
+    def lost(self) -> list[Lost]:
+        """What the pieces leave out."""
+        return [one for piece in self.pieces for one in piece.lost]
 
     @property
     def ends(self) -> dict[int, int]:
@@ -96,13 +113,14 @@ async def _gather(
         if run.bytes >= most_bytes or len(run.pieces) == SEAL_QUEUES:
             break
         tiered, end = wanted.tiered[queue.queue_id], wanted.ends[queue.queue_id]
-        at = max(tiered, wanted.kept[queue.queue_id])
-        piece = Piece(queue, tiered, [], at)
+        piece = Piece(queue, tiered, [], max(tiered, wanted.kept[queue.queue_id]))
         while piece.end < end and run.bytes < most_bytes:
-            frames = await _read(source, queue, piece.end, min(SEAL_READ_BYTES, most_bytes - run.bytes))
+            frames = await _read_around(source, piece, end, min(SEAL_READ_BYTES, most_bytes - run.bytes))
+            if not frames:
+                break
             taken = _of_day(frames, day)
             if not taken:
-                if piece.end == at:
+                if not piece.tables:
                     first_day = frames[0].store_ts // DAY_MS
                     other = first_day if other is None else min(other, first_day)
                 break
@@ -117,9 +135,32 @@ async def _gather(
     return run, other
 
 
-async def _read(source: SealSource, queue: QueueRef, offset: int, max_bytes: int) -> list[StoredFrame]:
+async def _read_around(source: SealSource, piece: Piece, end: int, max_bytes: int) -> list[StoredFrame]:
+    """`_read` from where `piece` ends, up to the next damaged frame; a piece that is still empty begins behind it.
+
+    Nothing when nothing can be read, or when the piece must end here: the next one leaves the damage out.
+    Damage behind which nothing is confirmed yet stays for later, so a range never ends with it.
+    """
+    while piece.end < end:
+        try:
+            return await _read(source, piece.queue, piece.end, end, max_bytes)
+        except Internal as error:
+            first, behind = error.extra.get("offset"), error.extra.get("next_offset")
+            if not (isinstance(first, int) and isinstance(behind, int) and behind > max(first, piece.end)):
+                raise
+            if first <= piece.end:
+                if piece.tables:
+                    return []
+                piece.lost.append(Lost(piece.queue, piece.end, behind, error.detail))
+                piece.end = behind
+            else:
+                end = first  # up to the damage
+    return []
+
+
+async def _read(source: SealSource, queue: QueueRef, offset: int, end: int, max_bytes: int) -> list[StoredFrame]:
     """Frames from `offset` on, as many as take `max_bytes` once decompressed, at least one."""
-    frames = await source.frames(queue.queue_id, offset, max_bytes)
+    frames = await source.frames(queue.queue_id, offset, end, max_bytes)
     if not frames or not frames[0].first_offset <= offset < frames[0].first_offset + frames[0].count:
         raise Internal("corrupt_range", f"queue {queue.queue_id}: the log gives no frame for confirmed offset {offset}")
     sizes = accumulate(frame.payload_size for frame in frames)

@@ -41,6 +41,7 @@ class SealCounters(msgspec.Struct):
     seal_bytes_total: float = 0
     seal_seconds_total: float = 0
     seal_failures_total: float = 0
+    seal_lost_rows_total: float = 0  # damaged in the log before they were sealed
 
 
 class Sealer:
@@ -191,6 +192,12 @@ class Sealer:
             ranges=ranges,
         )
         await self._committer.commit(self._source.store_group, epoch, obj, encoded.data)
+        for lost in run.lost:
+            self._counted.seal_lost_rows_total += lost.end - lost.first
+            log.error(
+                "topic %s, queue %d: messages %d to %d are not in the tier, sealing goes on behind them: %s",
+                topic.name, lost.queue.queue, lost.first, lost.end - 1, lost.reason,
+            )  # fmt: skip
         self._counted.seal_objects_total += 1
         self._counted.seal_rows_total += sum(each.rows for each in ranges)
         self._counted.seal_raw_bytes_total += run.bytes

@@ -36,8 +36,13 @@ class SealSource(Protocol):
         """Estimates: raw bytes not tiered yet, and the oldest such message's store timestamp (ms)."""
         ...
 
-    async def frames(self, queue_id: int, offset: int, max_bytes: int) -> list[StoredFrame]:
-        """Confirmed local frames from the one that holds `offset` on, consecutive; at least one when there is one."""
+    async def frames(self, queue_id: int, offset: int, end: int, max_bytes: int) -> list[StoredFrame]:
+        """Confirmed local frames from the one that holds `offset` to the one that holds `end - 1`, consecutive; at
+        least one when there is one, then as many as take `max_bytes`.
+
+        Raises Internal(corrupt_range) when one of them is damaged: with `offset`, the first message that cannot be
+        read, and `next_offset`, the first behind it that may.
+        """
         ...
 
     def tiered(self, queue_id: int, end: int) -> None:

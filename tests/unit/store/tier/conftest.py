@@ -13,6 +13,7 @@ import pytest
 
 from millpond.core.clock import SystemClock, SystemRandom
 from millpond.core.config import TierConfig
+from millpond.core.errors import Internal
 from millpond.core.schema import BORN_TS, KEY, ORIGIN, PROPERTIES, PROPERTIES_TYPE, TAG, TIMESTAMP, message_schema
 from millpond.core.tier.directory import DirectoryObjects
 from millpond.metadata.client import TierObject, TopicInfo, TopicSettings
@@ -64,6 +65,7 @@ class FakeSource:
         self.told: dict[int, int] = {}
         self.reads = 0
         self.starts: dict[int, int] = {}
+        self.damaged: set[int] = set()  # first offsets of frames that cannot be read, in every queue
 
     def ref(self, queue: int) -> QueueRef:
         info = self.topic.queues[queue]
@@ -96,11 +98,15 @@ class FakeSource:
         left = [f for q, frames in self.log.items() for f in frames if f.first_offset >= self.told.get(q, 0)]
         return sum(f.payload_size for f in left), min((f.store_ts for f in left), default=0)
 
-    async def frames(self, queue_id: int, offset: int, max_bytes: int) -> list[StoredFrame]:
+    async def frames(self, queue_id: int, offset: int, end: int, max_bytes: int) -> list[StoredFrame]:
         self.reads += 1
         found: list[StoredFrame] = []
         for frame in self.log[queue_id]:
-            if frame.first_offset + frame.count > offset:
+            behind = frame.first_offset + frame.count
+            if behind > offset and frame.first_offset < end:
+                if frame.first_offset in self.damaged:
+                    at = max(offset, frame.first_offset)
+                    raise Internal("corrupt_range", "log damaged", offset=at, next_offset=behind)
                 found.append(frame)
                 max_bytes -= frame.payload_size
                 if max_bytes <= 0:

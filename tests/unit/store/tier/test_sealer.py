@@ -151,6 +151,49 @@ async def test_a_wrong_estimate_of_the_oldest_does_no_harm(world: World, monkeyp
     assert [obj.path.split("date=")[1][:10] for obj in await world.manifest()] == ["2023-11-15", "2023-11-16"]
 
 
+async def test_a_damaged_frame_does_not_stop_its_topic(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """What is before and behind it is sealed; the range behind has fewer rows than offsets; it is logged once."""
+    for body in (b"a", b"b", b"c", b"d"):
+        world.source.append(0, [body] * 10)
+    world.source.damaged = {10, 20}
+    tiered = await world.sealer.seal_topic(world.topic.topic_id)
+    assert tiered[world.queue_id(0)] == 40
+    ranges = sorted((r.first, r.end, r.rows) for obj in await world.manifest() for r in obj.ranges)
+    assert ranges == [(0, 10, 10), (10, 40, 10)]
+    bodies = {r.first: pq.read_table(world.folder / "tier" / o.path, partitioning=None) for o in await world.manifest()
+              for r in o.ranges}  # fmt: skip
+    assert [set(bodies[first]["body"].to_pylist()) for first in (0, 10)] == [{b"a"}, {b"d"}]
+    assert bodies[10]["offset"].to_pylist() == list(range(30, 40))
+    await world.sealer.seal_topic(world.topic.topic_id)
+    assert [line for line in caplog.messages if "not in the tier" in line] == [
+        "topic orders, queue 0: messages 10 to 19 are not in the tier, sealing goes on behind them: log damaged",
+        "topic orders, queue 0: messages 20 to 29 are not in the tier, sealing goes on behind them: log damaged",
+    ]
+    assert world.sealer.counters()["seal_lost_rows_total"] == 20
+
+
+async def test_damage_at_the_end_waits_for_what_comes_behind_it(world: World) -> None:
+    """A damaged last frame is not sealed over until a whole one follows; other queues are not held up."""
+    world.source.append(0, [b"a"] * 10)
+    world.source.append(0, [b"b"] * 10)
+    world.source.append(1, [b"other"])
+    world.source.damaged = {10}
+    assert (await world.sealer.seal_topic(world.topic.topic_id))[world.queue_id(0)] == 10
+    assert await world.tiered() == [10, 1, 0]
+    world.source.append(0, [b"c"] * 10)
+    assert (await world.sealer.seal_topic(world.topic.topic_id))[world.queue_id(0)] == 30
+
+
+async def test_a_damaged_first_frame_is_left_out(world: World) -> None:
+    """The first range of a queue may begin with what cannot be read."""
+    world.source.append(0, [b"a"] * 10)
+    world.source.append(0, [b"b"] * 10)
+    world.source.damaged = {0}
+    await world.sealer.seal_topic(world.topic.topic_id)
+    ((found,),) = [obj.ranges for obj in await world.manifest()]
+    assert (found.first, found.end, found.rows) == (0, 20, 10)
+
+
 async def test_messages_that_expired_before_they_were_sealed(world: World) -> None:
     """Sealing goes on behind them: the manifest's ranges still follow each other, and count the rows there are."""
     queue_id = world.queue_id(0)
