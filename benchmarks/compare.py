@@ -91,13 +91,14 @@ async def _turns(peer: Peer, work: Work, here: Place, ours: Ours, pid: int) -> l
     compared, setup = WORKS[work.name], peer.setup
     who = work.who or peer.key
     found: dict[str, list[Mapping[str, float]]] = {OURS: [], who: []}
-    short = msgspec.structs.replace(setup, seconds=setup.seconds * WARM_SHARE)
+    short = msgspec.structs.replace(setup, seconds=max(peer.warm_seconds, setup.seconds * WARM_SHARE))
     for number in range(setup.rounds + 1):
         ours.setup = peer.setup = short if number == 0 else setup
         runs: dict[str, Run] = {OURS: lambda: compared.run(ours), who: work.run}
         for name, run in runs.items():
             peer.tell(f"{work.name}, {name}, " + (f"round {number} of {setup.rounds}" if number else "warming up"))
-            await harness.settled(pid, *here.pids())
+            if not await harness.settled(pid, *here.pids()):
+                peer.tell(f"not quiet after {harness.SETTLE_SECONDS:.0f} s")
             figures = await run()
             if number:
                 found[name].append(figures)

@@ -9,8 +9,9 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.harness import Setup
-from millpond.client.load.single import in_own_process
+from millpond.client.load import batched, single
 
+RAW = "application/octet-stream"
 _RATE = re.compile(rb"Requests/sec:\s+([0-9.]+)")
 _BAD = re.compile(rb"Non-2xx or 3xx responses: ([0-9]+)")
 
@@ -20,24 +21,50 @@ def tool() -> str:
 
 
 async def requests_per_second(url: str, path: str, setup: Setup) -> float:
-    """Successful requests per second over `setup.connections` kept-alive connections."""
+    """Successful requests with a message each, per second, over `setup.connections` kept-alive connections."""
+    return await posts_per_second(url, path, batched.bodies(setup.message_bytes)[0], RAW, setup)
+
+
+async def posts_per_second(url: str, path: str, body: bytes, content_type: str, setup: Setup) -> float:
+    """The same with any body of ASCII without quotes and backslashes."""
     if tool() != "wrk":
-        found = await in_own_process(url, path, setup.message_bytes, setup.seconds, connections=setup.connections)
+        found = await single.measure(
+            url, path, body, setup.seconds, content_type=content_type, connections=setup.connections
+        )
         assert not found.errors, f"{found.errors} requests failed"
         return found.rate.per_second
     with tempfile.TemporaryDirectory(prefix="millpond-wrk-") as folder:
         script = Path(folder) / "post.lua"
         script.write_text(
             'wrk.method = "POST"\n'
-            f'wrk.body = string.rep("x", {setup.message_bytes})\n'
-            'wrk.headers["Content-Type"] = "application/octet-stream"\n'
+            f'wrk.body = "{body.decode("ascii")}"\n'
+            f'wrk.headers["Content-Type"] = "{content_type}"\n'
         )
         process = await asyncio.create_subprocess_exec(
-            "wrk", "-t", "1", "-c", str(setup.connections), "-d", f"{max(1, round(setup.seconds))}s",
-            "-s", str(script), url + path, stdout=asyncio.subprocess.PIPE,
-        )  # fmt: skip
-        async with asyncio.timeout(setup.seconds + 60):
-            out, _ = await process.communicate()
+            *_command(url, path, str(script), setup), stdout=asyncio.subprocess.PIPE
+        )
+        try:
+            async with asyncio.timeout(setup.seconds + 60):
+                out, _ = await process.communicate()
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+    return parsed(out)
+
+
+def _command(url: str, path: str, script: str, setup: Setup) -> list[str]:
+    seconds = f"{max(1, round(setup.seconds))}s"
+    return ["wrk", "-t", "1", "-c", str(setup.connections), "-d", seconds, "-s", script, url + path]
+
+
+def told(url: str, path: str, setup: Setup) -> str:
+    """The command, as a person would type it."""
+    return " ".join(_command(url, path, "post.lua", setup)) if tool() == "wrk" else tool()
+
+
+def parsed(out: bytes) -> float:
+    """Requests a second, all of them answered with 2xx or 3xx."""
     bad = _BAD.search(out)
     assert bad is None, f"{bad[1]!r} requests failed"
     rate = _RATE.search(out)

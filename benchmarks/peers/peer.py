@@ -32,6 +32,7 @@ class Peer(abc.ABC):
     version: str
     unfair: str  # what in the comparison is unfair, and to whom
     servers: tuple[str, ...] = ("",)  # names of settings of the server that cannot be had in one
+    warm_seconds = 0.0  # at least as long is the round that is not counted
 
     def __init__(self, setup: Setup, tell: Tell) -> None:
         self.setup = setup
