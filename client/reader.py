@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Literal
 
 import msgspec
 import pyarrow as pa
 
+from millpond.client.columns import Columns, Row, each
 from millpond.client.connection import ARROW, Connection, path_of
 from millpond.client.errors import UnknownProblem
 from millpond.client.received import beside_of
@@ -23,6 +25,10 @@ class Page(msgspec.Struct, frozen=True):
     end_offset: int
 
 
+class ReadMessage(Row, gc=False, eq=False):
+    """A message as it was read. Times are milliseconds since 1970 UTC. It keeps its page in memory."""
+
+
 class Reader:
     """Reads a queue of a topic.
 
@@ -30,6 +36,8 @@ class Reader:
     >>> page = await reader.read(time_ms=1_700_000_000_000)
     >>> async for page in reader.pages(offset=page.next_offset, follow=True):
     ...     print(page.messages.num_rows)
+    >>> async for message in reader.messages(offset=0):
+    ...     print(message.offset, message.body)
     """
 
     def __init__(self, connection: Connection, topic: str, queue: int) -> None:
@@ -77,16 +85,42 @@ class Reader:
         time_ms: int | None = None,
         tail: int | None = None,
         clock: Literal["store", "born"] = "store",
-        limit: int = limits.RECEIVE_MESSAGES,
+        limit: int = limits.READ_MESSAGES,
         tag: str | None = None,
         follow: bool = False,
     ) -> AsyncIterator[Page]:
-        """Page after page up to the end, or for ever with `follow`. Empty pages are left out."""
+        """Page after page up to the end, or for ever with `follow`. Empty pages are left out. While one is handled the
+        next is on its way."""
         wait_ms = limits.WAIT_MS // 2 if follow else 0
         page = await self.read(offset=offset, time_ms=time_ms, tail=tail, clock=clock, limit=limit, tag=tag)
-        while True:
-            if page.messages.num_rows:
-                yield page
-            if page.next_offset >= page.end_offset and not follow:
-                return
-            page = await self.read(offset=page.next_offset, limit=limit, wait_ms=wait_ms, tag=tag)
+        while page.next_offset < page.end_offset or follow:
+            ahead = asyncio.ensure_future(self.read(offset=page.next_offset, limit=limit, wait_ms=wait_ms, tag=tag))
+            try:
+                await asyncio.sleep(0)  # the request goes out before a handler may keep the loop
+                if page.messages.num_rows:
+                    yield page
+                page = await ahead
+            finally:
+                if not ahead.done():
+                    ahead.cancel()
+                elif not ahead.cancelled():
+                    ahead.exception()  # should it have failed while nobody wanted it any more
+        if page.messages.num_rows:
+            yield page
+
+    async def messages(
+        self,
+        *,
+        offset: int | None = None,
+        time_ms: int | None = None,
+        tail: int | None = None,
+        clock: Literal["store", "born"] = "store",
+        tag: str | None = None,
+        follow: bool = False,
+    ) -> AsyncIterator[ReadMessage]:
+        """Message after message; the arguments are those of `pages`."""
+        pages = self.pages(offset=offset, time_ms=time_ms, tail=tail, clock=clock, tag=tag, follow=follow)
+        async for page in pages:
+            for batch in page.messages.to_batches():
+                for message in each(ReadMessage, Columns(batch)):
+                    yield message

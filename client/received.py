@@ -6,12 +6,13 @@ that leases can be extended and released; settling itself is the `Settler`'s.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 
+from millpond.client.columns import Columns, Row, each
 from millpond.client.errors import UnknownProblem
 from millpond.client.settler import Settler
 
@@ -29,81 +30,47 @@ class _Beside(msgspec.Struct):
     reason: str | None = None
 
 
-class ReceivedMessage:
+class ReceivedMessage(Row, gc=False, eq=False):
     """A message and its lease. Times are milliseconds since 1970 UTC; `delivery_attempt` is 1 at first."""
 
-    __slots__ = (
-        "_batch", "_row", "body", "born_ts", "delivery_attempt", "key", "offset", "origin", "properties", "queue",
-        "store_ts", "tag",
-    )  # fmt: skip
+    _columns: MessageBatch
 
-    def __init__(
-        self,
-        batch: MessageBatch,
-        row: int,
-        queue: int,
-        offset: int,
-        store_ts: int,
-        born_ts: int | None,
-        key: bytes | None,
-        tag: str | None,
-        properties: Mapping[str, str],
-        body: bytes,
-        origin: str | None,
-        delivery_attempt: int,
-    ) -> None:
-        self._batch = batch
-        self._row = row
-        self.queue = queue
-        self.offset = offset
-        self.store_ts = store_ts
-        self.born_ts = born_ts
-        self.key = key
-        self.tag = tag
-        self.properties = properties
-        self.body = body
-        self.origin = origin
-        self.delivery_attempt = delivery_attempt
-
-    def __repr__(self) -> str:
-        return f"ReceivedMessage(queue={self.queue}, offset={self.offset}, key={self.key!r}, {len(self.body)} bytes)"
+    @property
+    def delivery_attempt(self) -> int:
+        value: int = self._columns.value("delivery_attempt", self._row)
+        return value
 
     @property
     def message_id(self) -> str:
-        return f"{self._batch.id_prefix}{self.offset}"
-
-    @property
-    def text(self) -> str:
-        """The body as UTF-8."""
-        return self.body.decode()
+        return f"{self._columns.id_prefix}{self.offset}"
 
     @property
     def settled(self) -> bool:
-        return not self._batch.is_open[self._row]
+        return not self._columns.is_open[self._row]
 
     async def ack(self) -> str:
         """Done with it; waits for the answer: ok, already, redelivered, void or unknown."""
-        return await self._batch.settler.ack_one(self._batch.lease_id(self._settle()))
+        return await self._columns.settler.ack_one(self._columns.lease_id(self._settle()))
 
     async def nack(self, delay_ms: int = 0) -> str:
         """Hand it out again, after `delay_ms`."""
-        return await self._batch.settler.nack_one(self._batch.lease_id(self._settle()), delay_ms)
+        return await self._columns.settler.nack_one(self._columns.lease_id(self._settle()), delay_ms)
 
     async def extend(self, lease_ms: int) -> str:
         """Its lease ends `lease_ms` from now. (Consumers extend leases by themselves.)"""
-        return await self._batch.settler.extend_one(self._batch.lease_id(self._row), lease_ms)
+        return await self._columns.settler.extend_one(self._columns.lease_id(self._row), lease_ms)
 
     def ack_soon(self) -> None:
         """Done with it; the ack travels with others shortly. Does nothing when it was settled before."""
-        if self._batch.is_open[self._row]:
-            self._batch.settler.ack_rows(self._batch.receipt, [self._batch.relative[self._settle()]])
+        if self._columns.is_open[self._row]:
+            self._columns.settler.ack_rows(self._columns.receipt, [self._columns.relative[self._settle()]])
 
     def _settle(self) -> int:
-        self._batch.is_open[self._row] = 0
+        self._columns.is_open[self._row] = 0
         return self._row
 
 
-class MessageBatch:
+class MessageBatch(Columns):
     """Rows of one lease. `batch`: columns of TIER_SCHEMA and `delivery_attempt`; `relative[i]`: row i's number in
     the receipt; `until`: when the lease ends, in the client's monotonic seconds; `id_prefix`: of its message ids."""
 
@@ -116,7 +83,7 @@ class MessageBatch:
         until: float,
         id_prefix: str,
     ) -> None:
-        self.batch = batch
+        super().__init__(batch)
         self.receipt = receipt
         self.relative = relative
         self.id_prefix = id_prefix
@@ -163,32 +130,9 @@ class MessageBatch:
         self.is_open = bytearray(len(self.is_open))
         return rows
 
-    def messages(self) -> Iterable[ReceivedMessage]:
+    def messages(self) -> Iterator[ReceivedMessage]:
         """Its rows one by one."""
-        column = self.batch.column
-        count = len(self)
-        return map(
-            ReceivedMessage,
-            [self] * count,
-            range(count),
-            column("queue").to_pylist(),
-            column("offset").to_pylist(),
-            column("store_ts").cast(pa.int64()).to_pylist(),
-            column("born_ts").cast(pa.int64()).to_pylist(),
-            column("key").to_pylist(),
-            column("tag").to_pylist(),
-            properties_of(column("properties")),
-            column("body").to_pylist(),
-            column("origin").to_pylist(),
-            column("delivery_attempt").to_pylist(),
-        )
-
-
-def properties_of(column: pa.MapArray) -> list[dict[str, str]]:
-    """A dictionary for each row; empty for null."""
-    if column.null_count == len(column):
-        return [{} for _ in range(len(column))]
-    return [dict(pairs) if pairs else {} for pairs in column.to_pylist()]
+        return each(ReceivedMessage, self)
 
 
 def decode_receive(

@@ -10,13 +10,13 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from millpond.client.columns import properties_of
 from millpond.client.command import show
 from millpond.client.command.session import ApiKey, AsJson, Url, run, shown_time, time_ms
 from millpond.client.command.topic import Name
 from millpond.client.connection import Connection
 from millpond.client.consumer import Consumer
 from millpond.client.reader import Page, Reader
-from millpond.client.received import properties_of
 from millpond.client.topics import Topics
 from millpond.core import limits
 from millpond.core.errors import BadRequest
