@@ -24,8 +24,12 @@ run: $(VENV)/.run java ## The main job on real input, checked, then stays up. EX
 	@EXIT="$(EXIT)" PORT="$(PORT)" $(BIN)/python -m millpond.demo
 
 .PHONY: bench
-bench: $(VENV)/.run ## Measure this service beside this machine's own limits; a table, and JSON in benchmarks/results
-	@$(BIN)/python -m benchmarks $(ARGS)
+bench: $(VENV)/.run $(if $(filter kafka all,$(PEERS)),$(VENV)/.bench) ## Measure this service beside this machine's limits, PEERS="kafka nats .." too; ARGS=--help
+	@$(BIN)/python -m benchmarks $(if $(PEERS),--peers "$(PEERS)") $(ARGS)
+
+.PHONY: bench-page
+bench-page: $(VENV)/.run ## docs/benchmarks.md from benchmarks/results/latest.json, or ARGS="RESULT.json .."
+	@$(BIN)/python -m benchmarks.page $(ARGS)
 
 ##@ Develop
 
@@ -99,6 +103,11 @@ $(VENV)/.run: $(VENV)/.base requirements/service.lock requirements/run.lock pypr
 $(VENV)/.dev: $(VENV)/.run requirements/dev.lock requirements/java.lock
 	@echo "installing requirements/dev.lock and java.lock"
 	@$(LOCKED) -r requirements/dev.lock -r requirements/java.lock
+	@touch $@
+
+# A client of Kafka in Python, of which only `make bench PEERS=kafka` has a use.
+$(VENV)/.bench: $(VENV)/.run requirements/bench.lock
+	@$(LOCKED) -r requirements/bench.lock
 	@touch $@
 
 $(VENV)/.long: $(VENV)/.dev requirements/long.lock

@@ -6,6 +6,7 @@ One file a kind, each with `measure(setup, tell) -> lines`; `compare` runs the p
 from __future__ import annotations
 
 import asyncio
+import shlex
 import signal
 import sys
 from collections.abc import Awaitable, Callable
@@ -55,7 +56,7 @@ def main(
 ) -> None:
     """Measure a fresh standalone service beside the machine's own limits, and beside peers by their own tools."""
     wanted = peers.NAMES if peer_names == "all" else peer_names.replace(",", " ").split()
-    chosen = kinds if kinds is not None else [] if wanted else list(EVERYDAY)
+    chosen = kinds or list(EVERYDAY)
     _known("kinds", chosen, KINDS)
     _known("peers", wanted, peers.NAMES)
     setup = Setup(
@@ -66,7 +67,8 @@ def main(
         lines, told = uvloop.run(_measure(chosen, wanted, works, setup))
     except (KeyboardInterrupt, asyncio.CancelledError):
         raise typer.Exit(130) from None
-    found = report.result(lines, setup, told, " ".join(["python -m benchmarks", *sys.argv[1:]]))
+    typed = shlex.join(["python", "-m", "benchmarks", *("DIR" if folder == word else word for word in sys.argv[1:])])
+    found = report.result(lines, setup, told, typed)
     report.table(found)
     sys.stderr.write(f"written to {report.write(found)}\n")
 

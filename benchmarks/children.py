@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import atexit
 import os
+import shlex
 import shutil
 import signal
 import socket
+import sys
 import tempfile
 from asyncio.subprocess import PIPE, STDOUT, Process
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -33,13 +35,13 @@ class ToolFailed(Exception):
 
 
 class Place:
-    """A folder, and the processes that were started in it. `commands` are those of the tools, as a person would type
-    them."""
+    """A folder, and the processes that were started in it. `commands` are those of the tools that measure, as a person
+    would type them; `short` has what stands in them for long paths."""
 
     def __init__(self, folder: Path, short: Mapping[str, str]) -> None:
         self.folder = folder
         self.commands: list[str] = []
-        self._short = {**short, str(folder): "$DATA"}
+        self._short = {**short, str(folder): "$DATA", sys.executable: "python"}
         self._servers: list[Process] = []
 
     # -- servers ----------------------------------------------------------------------------------------------
@@ -67,7 +69,8 @@ class Place:
                     if await answers(port):
                         return
                     await asyncio.sleep(POLL_SECONDS)
-        raise ToolFailed(f"{name} did not start: {tail((self.folder / f'{name}.log').read_text(errors='replace'))}")
+        log = await asyncio.to_thread((self.folder / f"{name}.log").read_text, errors="replace")
+        raise ToolFailed(self.shortened(f"{name} did not start: {tail(log)}"))
 
     def pids(self) -> list[int]:
         """Of all servers and what they started."""
@@ -79,19 +82,24 @@ class Place:
     # -- tools ------------------------------------------------------------------------------------------------
 
     async def run(self, *argv: str, env: Mapping[str, str] | None = None, seconds: float = 120.0) -> str:
-        """What a tool printed, once it has ended well. Raises ToolFailed."""
+        """What a tool printed, once it has ended well; its command is kept. Raises ToolFailed."""
+        self.commands.append(self.told(argv))
+        return await self._tool(argv, env, seconds, None)
+
+    async def prepare(self, *argv: str, env: Mapping[str, str] | None = None, seconds: float = 120.0) -> str:
+        """`run` of what measures nothing: no command is kept."""
         return await self._tool(argv, env, seconds, None)
 
     async def run_until(
         self, *argv: str, wanted: str, count: int, env: Mapping[str, str] | None = None, seconds: float = 120.0
     ) -> str:
         """What a tool that never ends printed up to the `count`-th line with `wanted` in it; it is ended then."""
+        self.commands.append(self.told(argv))
         return await self._tool(argv, env, seconds, (wanted, count))
 
     async def _tool(
         self, argv: Sequence[str], env: Mapping[str, str] | None, seconds: float, until: tuple[str, int] | None
     ) -> str:
-        self.commands.append(self.told(argv))
         process = await asyncio.create_subprocess_exec(
             *bound(argv), cwd=self.folder, env=environment(env), stdin=asyncio.subprocess.DEVNULL, stdout=PIPE,
             stderr=STDOUT, start_new_session=True, limit=LINE_BYTES,
@@ -104,12 +112,13 @@ class Place:
                     return "\n".join(lines)
                 await process.wait()
         except TimeoutError:
-            raise ToolFailed(f"{argv[0]} took longer than {seconds:.0f} s: {tail(chr(10).join(lines))}") from None
+            told = f"{Path(argv[0]).name} took longer than {seconds:.0f} s: {tail(chr(10).join(lines))}"
+            raise ToolFailed(self.shortened(told)) from None
         finally:
             await end(process, 0.0)
         text = "\n".join(lines)
         if process.returncode or until is not None:
-            raise ToolFailed(f"{Path(argv[0]).name} ended with {process.returncode}: {tail(text)}")
+            raise ToolFailed(self.shortened(f"{Path(argv[0]).name} ended with {process.returncode}: {tail(text)}"))
         return text
 
     async def _read(self, process: Process, lines: list[str], until: tuple[str, int] | None) -> bool:
@@ -123,7 +132,9 @@ class Place:
         return False
 
     def told(self, argv: Sequence[str]) -> str:
-        text = " ".join(word if word and not set(word) & set(" ;|$") else f"'{word}'" for word in argv)
+        return self.shortened(shlex.join(argv))
+
+    def shortened(self, text: str) -> str:
         for long, short in sorted(self._short.items(), key=lambda pair: -len(pair[0])):
             text = text.replace(long, short)
         return text
@@ -206,4 +217,6 @@ def free_port() -> int:
 
 
 def tail(text: str) -> str:
-    return " | ".join([line.strip() for line in text.splitlines() if line.strip()][-TOLD_LINES:])
+    """The last words of a tool; of Python's, the error and not where it was."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return "; ".join(lines[-1 if "Traceback (most recent call last):" in lines else -TOLD_LINES :])

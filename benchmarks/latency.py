@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
-from benchmarks import harness
-from benchmarks.harness import Line, Setup
+from benchmarks import harness, limits
+from benchmarks.harness import Aim, Line, Setup
 from benchmarks.produce import fresh
 from millpond.client.connection import Connection
 from millpond.client.load import batched
 from millpond.client.load.figures import Times
 from millpond.client.topics import Durability
 
+DISK = "fdatasync 4 KiB, p50, beside latency"
+AIMS = {("flush", "p50"): Aim(at_most=0.8, of="difference")}
+
 
 async def measure(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
     found: dict[Durability, list[Times]] = {"memory": [], "flush": []}
+    synced: list[float] = []
     async with harness.service(setup.folder) as service, Connection(service.url) as connection:
         for number in range(setup.rounds):
+            synced.append(await asyncio.to_thread(limits.fdatasync, setup.folder))
             for durability, times in found.items():
                 tell(f"latency, {durability}, round {number + 1} of {setup.rounds}")
                 await harness.settled(service.pid)
@@ -27,8 +33,12 @@ async def measure(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
                         per_second=setup.per_second,
                     )
                 )  # fmt: skip
-    return [
-        Line(f"latency {name} at {setup.per_second}/s, {durability}", "ms", [getattr(one, field) for one in times])
+    lines = [
+        Line(
+            f"latency {name} at {setup.per_second}/s, {durability}", "ms", [getattr(one, field) for one in times],
+            DISK if durability == "flush" else "", aim=AIMS.get((durability, name)),
+        )
         for durability, times in found.items()
         for name, field in (("p50", "p50_ms"), ("p99", "p99_ms"), ("p99.9", "p999_ms"))
-    ]
+    ]  # fmt: skip
+    return [*lines, Line(DISK, "ms", synced)]

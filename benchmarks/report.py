@@ -67,13 +67,18 @@ def result(lines: list[Line], setup: Setup, peers: list[PeerReport], command: st
 
 
 def write(found: Result) -> Path:
-    """All of a run, named by its time; medians are written beside the values, for who reads the file by eye."""
+    """All of a run, named by its time."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{found.at_ms}.json"
+    save(found, path)
+    return path
+
+
+def save(found: Result, path: Path) -> None:
+    """As JSON; medians are written beside the values, for who reads the file by eye."""
     told = msgspec.to_builtins(found)
     told["lines"] = [{**each, "median": line.median} for each, line in zip(told["lines"], found.lines, strict=True)]
     path.write_bytes(msgspec.json.format(msgspec.json.encode(told), indent=1) + b"\n")
-    return path
 
 
 def read(path: Path) -> Result:

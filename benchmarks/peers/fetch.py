@@ -101,7 +101,7 @@ async def _once(
 
 async def _run(*argv: str) -> str:
     async with place("") as here:
-        return await here.run(*argv, seconds=SECONDS)
+        return await here.prepare(*argv, seconds=SECONDS)
 
 
 def _texts(folder: Path) -> list[str]:

@@ -66,8 +66,8 @@ class Kafka(Peer):
         properties = here.folder / "server.properties"
         properties.write_text(_properties(self._port, controller, here.folder / "kafka"))
         (here.folder / "log4j2.properties").write_text("rootLogger.level = error\n")
-        identity = (await here.run(*self.java(self._jars), "kafka.tools.StorageTool", "random-uuid")).split()[-1]
-        await here.run(
+        identity = (await here.prepare(*self.java(self._jars), "kafka.tools.StorageTool", "random-uuid")).split()[-1]
+        await here.prepare(
             *self.java(self._jars), "kafka.tools.StorageTool", "format", "-t", identity, "-c", str(properties)
         )
         heap = ("-Xms1g", "-Xmx1g", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20")  # as its start script sets it
@@ -95,7 +95,7 @@ class Kafka(Peer):
         return name
 
     async def _topics(self, *arguments: str) -> None:
-        await self._here.run(
+        await self._here.prepare(
             *self.java(self._jars), f"{TOOLS}.TopicCommand", "--bootstrap-server", self._address, *arguments
         )
 

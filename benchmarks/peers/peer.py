@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import shutil
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -52,7 +53,7 @@ class Peer(abc.ABC):
 
     def short(self) -> dict[str, str]:
         """Long paths and what stands for them in the commands that are shown."""
-        return {str(fetch.cache()): "$CACHE"}
+        return {str(fetch.cache()): "$CACHE", shutil.which("java") or "java": "java"}
 
     @staticmethod
     def java(jars: Path, *options: str) -> list[str]:

@@ -59,7 +59,7 @@ class Redis(Peer):
         )  # fmt: skip
         rate = requests(printed)
         paced.learn(rate)
-        await self._here.run(
+        await self._here.prepare(
             str(self._root / "usr/bin/redis-cli"), "-p", str(self._port), "UNLINK", STREAM, env=self._env
         )
         return {"": rate}

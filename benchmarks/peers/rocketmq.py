@@ -82,7 +82,7 @@ class RocketMq(Peer):
     async def _topic(self) -> str:
         name = f"bench{next(self._names)}"
         queues = str(self.setup.queues)
-        await self._here.run(
+        await self._here.prepare(
             *self._java("-Xmx256m"), f"{PACKAGE}.tools.command.MQAdminStartup", "updateTopic", "-n", self._name_server,
             "-c", "DefaultCluster", "-t", name, "-r", queues, "-w", queues, env=self._env,
         )  # fmt: skip

@@ -1,0 +1,238 @@
+"""`python -m benchmarks.page [RESULT.json ..]`: docs/benchmarks.md and its charts, from what runs wrote.
+
+Several results of one machine become one page; a later figure of the same name replaces an earlier one. Together they
+are kept as benchmarks/results/latest.json, which is also what is read when none is named. Every figure on the page is
+out of that file.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from benchmarks import charts, report
+from benchmarks.charts import Bar, Panel, figure
+from benchmarks.compare import OURS
+from benchmarks.harness import Line
+from benchmarks.ours import WORKS
+from benchmarks.report import Result
+
+ROOT = Path(__file__).parent.parent
+LATEST = report.RESULTS / "latest.json"
+LESS_IS_BETTER = {"ms", "s", "MiB", "% of a core"}
+CHARTS = {
+    "batched": ("Batched produce", ("batched produce",)),
+    "single": ("Single requests", ("single requests",)),
+    "consume": ("Consume", ("direct read", "lease + ack")),
+    "latency": ("Produce to consume", ("latency",)),
+    "topics": ("Many topics", ("many topics",)),
+}
+HEAD = """# Benchmarks
+
+<!-- Made by `python -m benchmarks.page` from benchmarks/results/latest.json; do not edit. -->
+
+Figures of one machine, client and servers sharing its cores. Each is the median of {rounds} rounds of {seconds:g} s,
+interleaved with what it is compared with (A B A B ..) after a round that is not counted; before each round the disk has
+what was written, and the processes have come to rest. A ratio counts more than a figure. To see yours:
+`make bench`, and with peers `make bench PEERS="kafka rocketmq nats redis rabbitmq elasticmq"`.
+"""
+
+
+def merged(results: Sequence[Result]) -> Result:
+    """All of them as one. Raises ValueError when they are of different machines."""
+    last = results[-1]
+    if any(one.machine != last.machine for one in results):
+        raise ValueError("results of different machines do not make one page")
+    lines = {line.name: line for one in results for line in one.lines}
+    peers = {peer.key: peer for one in results for peer in one.peers}
+    commands = list(dict.fromkeys(one.command for one in results if one.command))
+    return msgspec.structs.replace(
+        last, lines=list(lines.values()), peers=list(peers.values()), command="\n".join(commands)
+    )
+
+
+def page(found: Result) -> str:
+    """The text of docs/benchmarks.md."""
+    titles = titles_of(found)
+    parts = [
+        HEAD.format(rounds=found.setup.rounds, seconds=found.setup.seconds),
+        _machine(found), _aims(found, titles), _charts(found), _lines(found), _missing(found), _unfair(found),
+        _commands(found),
+    ]  # fmt: skip
+    return "\n".join(part for part in parts if part)
+
+
+def pictures(found: Result) -> dict[str, str]:
+    """The charts, by file name."""
+    titles = titles_of(found)
+    made = {}
+    for key, (title, beginnings) in CHARTS.items():
+        panels = [panel(found, work, titles) for work in _works(found) if work.startswith(beginnings)]
+        if panels:
+            made[f"{key}.svg"] = charts.chart(title, panels)
+    return made
+
+
+def panel(found: Result, work: str, titles: dict[str, str]) -> Panel:
+    """A work's bars, the best first; ours is the median of all the rounds beside all peers."""
+    rounds: dict[str, list[float]] = {}
+    unit = ""
+    for line in found.lines:
+        if line.work == work:
+            rounds.setdefault(line.who, []).extend(line.values)
+            unit = line.unit
+    less = unit in LESS_IS_BETTER
+    bars = [
+        Bar(titles.get(who, who), statistics.median(values), min(values), max(values), who == OURS)
+        for who, values in rounds.items()
+    ]
+    bars.sort(key=lambda bar: bar.value, reverse=not less)
+    told = next((f", {compared.told}" for name, compared in WORKS.items() if work.startswith(name)), "")
+    return Panel(work, f"{unit}{told}: {'less' if less else 'more'} is better", bars)
+
+
+def titles_of(found: Result) -> dict[str, str]:
+    return {OURS: "Millpond", **{peer.key: f"{peer.title} {peer.version}".strip() for peer in found.peers}}
+
+
+def _works(found: Result) -> list[str]:
+    return list(dict.fromkeys(line.work for line in found.lines if line.work))
+
+
+def _table(head: str, rows: Sequence[Sequence[str]]) -> str:
+    columns = head.split("|")
+    rule = "|".join("---:" if column.startswith(">") else "---" for column in columns)
+    lines = ["|".join(column.removeprefix(">") for column in columns), rule, *("|".join(row) for row in rows)]
+    return "\n".join(f"|{line}|" for line in lines) + "\n"
+
+
+def _machine(found: Result) -> str:
+    about = found.machine
+    at = datetime.fromtimestamp(found.at_ms / 1000, UTC)
+    rows = [
+        ("when", f"{at:%Y-%m-%d %H:%M} UTC"),
+        ("processor", f"{about['cores']} cores of {about['cpu']}"),
+        ("memory", f"{about['memory_mib'] / 1024:.1f} GiB"),
+        ("Linux", str(about["kernel"])),
+        ("Python", str(about["python"])),
+        ("messages", f"{found.setup.message_bytes:,} bytes of random uppercase letters, where no line says otherwise"),
+        ("single requests", f"by {about['singles']}, {found.setup.connections} connections"),
+        *((peer.title, peer.version + (" (not measured: see below)" if peer.missing else "")) for peer in found.peers),
+    ]  # fmt: skip
+    return "## Machine and versions\n\n" + _table("|", rows)
+
+
+def _aims(found: Result, titles: dict[str, str]) -> str:
+    by_name = {line.name: line for line in found.lines}
+    rows = [_aim(line, by_name, titles) for line in found.lines if line.aim is not None]
+    if not rows:
+        return ""
+    return "## Aims\n\n" + _table("work|>ours|beside|>that|>ratio|>aim|held", rows)
+
+
+def _aim(line: Line, by_name: dict[str, Line], titles: dict[str, str]) -> list[str]:
+    assert line.aim is not None
+    limit = by_name.get(line.limit)
+    held = report.compared(line, by_name)
+    return [
+        line.work or line.name,
+        f"{figure(line.median)} {line.unit}",
+        _beside(limit, titles) if limit else "",
+        f"{figure(limit.median)} {limit.unit}" if limit else "",
+        f"{line.median / limit.median:.2f}x" if limit and limit.median else "",
+        report.aim_text(line.aim) + (f" {line.unit}" if line.aim.of != "ratio" else ""),
+        "not measured" if held is None else "yes" if report.met(line.aim, held) else "**no**",
+    ]
+
+
+def _beside(limit: Line, titles: dict[str, str]) -> str:
+    return titles.get(limit.who, limit.who) if limit.work else limit.name
+
+
+def _charts(found: Result) -> str:
+    made = pictures(found)
+    if not made:
+        return ""
+    shown = [f"![{CHARTS[name.removesuffix('.svg')][0]}](benchmarks/{name})\n" for name in made]
+    about = (
+        "Bars are medians, thin lines go from the least round to the most; ours is of the rounds beside all peers.\n"
+    )
+    return "\n".join(["## Side by side", "", about, *shown])
+
+
+def _lines(found: Result) -> str:
+    by_name = {line.name: line for line in found.lines}
+    rows = [
+        [
+            line.name + (f" ({line.note})" if line.note else ""),
+            figure(line.median), figure(min(line.values)), figure(max(line.values)), line.unit,
+            _ratio(line, by_name.get(line.limit)), line.limit,
+        ]
+        for line in found.lines
+    ]  # fmt: skip
+    return "## All figures\n\n" + _table("|>median|>least|>most|unit|>ratio|to", rows)
+
+
+def _ratio(line: Line, limit: Line | None) -> str:
+    return f"{line.median / limit.median:.2f}x" if limit and limit.median else ""
+
+
+def _missing(found: Result) -> str:
+    rows = [[peer.title, "all", _cell(peer.missing)] for peer in found.peers if peer.missing]
+    rows += [[peer.title, work, _cell(why)] for peer in found.peers for work, why in peer.failed.items()]
+    return "## What could not be measured\n\n" + _table("|work|why", rows) if rows else ""
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "/").replace("\n", " ")
+
+
+def _unfair(found: Result) -> str:
+    there = [peer for peer in found.peers if not peer.missing and peer.unfair]
+    if not there:
+        return ""
+    about = (
+        "All: one machine's cores are shared by server and client, which favours what takes little of them; disk and "
+        "page cache are shared by turns. Ours: its client is Python and its protocol plain HTTP.\n"
+    )
+    told = [f"- **{peer.title}.** {peer.unfair}" for peer in there]
+    return "\n".join(["## What is unfair, and to whom", "", about, *told, ""])
+
+
+def _commands(found: Result) -> str:
+    tools = [(peer.title, work, command) for peer in found.peers for work, command in peer.commands.items() if command]
+    told = "\n\n".join([found.command, *(f"# {title}: {work}\n{command}" for title, work, command in tools)])
+    about = (
+        "`$CACHE` is where peers are kept (`~/.cache/millpond-bench`), `$DATA` a folder made for the run; numbers of "
+        "messages are those of the last round.\n"
+    )
+    return f"## Commands\n\n{about}\n```sh\n{told}\n```\n"
+
+
+def write(found: Result, docs: Path) -> list[Path]:
+    """The page and its charts below `docs`; charts of works that are no more go."""
+    folder = docs / "benchmarks"
+    folder.mkdir(parents=True, exist_ok=True)
+    made = {folder / name: text for name, text in pictures(found).items()} | {docs / "benchmarks.md": page(found)}
+    for old in set(folder.glob("*.svg")) - set(made):
+        old.unlink()
+    for path, text in made.items():
+        path.write_text(text)
+    return list(made)
+
+
+def main() -> None:
+    found = merged([report.read(Path(name)) for name in sys.argv[1:] or [str(LATEST)]])
+    if sys.argv[1:]:
+        report.save(found, LATEST)
+    for path in write(found, ROOT / "docs"):
+        sys.stdout.write(f"{path.relative_to(ROOT)}\n")
+
+
+if __name__ == "__main__":
+    main()
