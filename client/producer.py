@@ -34,6 +34,7 @@ from millpond.core.schema import columns_of, message_schema
 log = logging.getLogger("millpond.client")
 LARGEST_BYTES = limits.MESSAGE_BYTES + ROW_BYTES
 CLOSE_SECONDS = 2.0  # for closing sessions: politeness, not a duty
+STICKY_SECONDS = 0.1  # few keyless messages stay with one queue for so long
 ROUTE_SECONDS = 60  # how long the number of queues is believed
 
 
@@ -83,7 +84,9 @@ class Producer:
         self._session_id = self._connection.random.bytes(12).hex()
         self._routed_at = 0.0
         self._routing: asyncio.Task[None] | None = None
-        self._turn = 0
+        self._queue = -1  # of the last keyless batch
+        self._turn_until = 0.0
+        self._few_bytes = batch_bytes // 4
         self._intake = Intake()
         self._intake_bytes_most = batch_bytes
         self._timer: asyncio.TimerHandle | None = None
@@ -335,12 +338,17 @@ class Producer:
         return queues, order, numbers, starts
 
     def _next_queue(self) -> int:
-        """The queue of the next keyless batch: in turn, an idle one first, else the one with least to send."""
+        """The queue of the next keyless batch: while little waits, the same one for a short while, so that what is sent
+        during a request goes together with the next; else in turn, an idle one first or the one with least to send."""
+        now = self._connection.clock.monotonic()
+        if now < self._turn_until and self._pending_bytes(self._queue) <= self._few_bytes:
+            return self._queue
         count = len(self._queues)
-        turns = [(self._turn + step) % count for step in range(count)]
-        self._turn += 1
+        turns = [(self._queue + step) % count for step in range(1, count + 1)]
         idle = [queue for queue in turns if queue not in self._lanes or self._lanes[queue].idle]
-        return idle[0] if idle else min(turns, key=self._pending_bytes)
+        self._queue = idle[0] if idle else min(turns, key=self._pending_bytes)
+        self._turn_until = now + STICKY_SECONDS
+        return self._queue
 
     def _pending_bytes(self, queue: int) -> int:
         return self._lanes[queue].pending_bytes if queue in self._lanes else 0
