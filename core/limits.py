@@ -76,6 +76,7 @@ MARK_IDLE_MS = 20  # without an append, while the last frame is not covered
 CLAIM_MS = 5_000  # a range handed to a proxy for filtering, in memory only
 INLINE_FRAME_BYTES = 64 * KIB  # frames up to here travel with a grant even when it takes few of their rows
 RECENT_BYTES = 64 * MIB  # the last frames, kept in memory for who follows the tail
+BEGUN_BYTES = 32 * MIB  # frames that were read for a part of their rows, kept for who reads on: two of the largest
 RESERVED_STATE_BYTES = 4 * MIB  # of the last free segment, kept for acks when the disk is full
 
 # -- tier -------------------------------------------------------------------------------------------------

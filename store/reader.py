@@ -6,6 +6,9 @@ the reader is told so, with the range: never zeros, never a silent skip.
 
 The newest frames are in memory (`recent`). Small reads of pages that are in memory too run on the event loop
 (`read_cached`: no thread is woken, nothing can wait); everything else runs in a small pool.
+
+A frame is read and checked as a whole, whoever wants how few rows of it. So one of which a reader wanted only a part
+is kept for a while: the rest is likely asked for next.
 """
 
 from __future__ import annotations
@@ -16,11 +19,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import google_crc32c
+import msgspec
 import pyarrow as pa
 
 from millpond.core.errors import BelowLocal, Internal
 from millpond.core.frame import HEADER_BYTES, FrameHeader, unpack_header
-from millpond.core.limits import KIB, MIB
+from millpond.core.limits import BEGUN_BYTES, KIB, MIB
 from millpond.store.client import StoredFrame
 from millpond.store.commitlog import CommitLog, Segment
 from millpond.store.directory import FrameSpot
@@ -55,12 +59,13 @@ class FrameReader:
         self._log = log
         self._recent = recent
         self._quarantine = quarantine
+        self._begun = Recent(BEGUN_BYTES)
         self._threads = ThreadPoolExecutor(2, "millpond-read")
 
     async def frames(self, spots: list[FrameSpot]) -> list[StoredFrame]:
         """The frames at `spots`, in their order. Raises Internal(corrupt_range): `offset` is the first that cannot be
         read, `next_offset` the first behind it that may."""
-        recent = [self._recent.get(spot.position) for spot in spots]
+        recent = [self._recent.get(spot.position) or self._begun.get(spot.position) for spot in spots]
         absent = [spot for spot, frame in zip(spots, recent, strict=True) if frame is None]
         stored = iter(await self._stored(absent) if absent else [])
         return [next(stored) if frame is None else frame for frame in recent]
@@ -73,7 +78,7 @@ class FrameReader:
                 cached = self._cached(extents)
                 if cached is not None:
                     return cached
-            return await asyncio.get_running_loop().run_in_executor(self._threads, self._load, extents)
+            frames = await asyncio.get_running_loop().run_in_executor(self._threads, self._load, extents)
         except DamagedFrame as error:
             if self._log.segment_of(error.position) is None:
                 raise BelowLocal(
@@ -89,6 +94,15 @@ class FrameReader:
                 offset=spot.first,
                 next_offset=spot.end,
             ) from error
+        self._keep_begun(spots, frames)
+        return frames
+
+    def _keep_begun(self, spots: list[FrameSpot], frames: list[StoredFrame]) -> None:
+        """Keep those of which more rows are there than were wanted."""
+        for spot, frame in zip(spots, frames, strict=True):
+            if 0 < spot.end - spot.first < frame.count and self._begun.get(frame.position) is None:
+                alone = 2 * spot.length > sum(one.length for one in spots)  # else it would keep its neighbours too
+                self._begun.add(frame if alone else _copied(frame))
 
     async def timestamps(self, spots: list[FrameSpot]) -> list[int]:
         """Store timestamps (ms) of the frames at `spots`, from their headers alone."""
@@ -149,6 +163,12 @@ class FrameReader:
 
     def close(self) -> None:
         self._threads.shutdown(wait=True)
+
+
+def _copied(frame: StoredFrame) -> StoredFrame:
+    """The same in buffers of its own."""
+    sidecar, payload = (pa.py_buffer(buffer.to_pybytes()) for buffer in (frame.sidecar, frame.payload))
+    return msgspec.structs.replace(frame, sidecar=sidecar, payload=payload)
 
 
 def stored_frame(header: FrameHeader, data: pa.Buffer) -> StoredFrame:

@@ -206,8 +206,9 @@ def _json_decoder(shape: type[Any]) -> msgspec.json.Decoder[Any]:
 
 
 @cache
-def _query_names(shape: type[Any]) -> tuple[str, ...]:
-    return tuple(field.encode_name for field in msgspec.structs.fields(shape))
+def _query_names(shape: type[Any]) -> dict[str, str]:
+    """Parameter -> field."""
+    return {field.encode_name: field.name for field in msgspec.structs.fields(shape)}
 
 
 def decode_json(body: Body, shape: type[StructT]) -> StructT:
@@ -241,9 +242,9 @@ def decode_query(text: str, shape: type[StructT]) -> StructT:
         query = msgspec.convert(values, shape, strict=False)
     except msgspec.ValidationError as error:
         raise bad_field(str(error), values) from error
-    for field in msgspec.structs.fields(shape):
-        if field.encode_name in values and getattr(query, field.name) is None:  # msgspec reads "null" as None
-            raise BadRequest.field(field.encode_name, "a value, or to be left out", values[field.encode_name])
+    for name, value in values.items():
+        if getattr(query, names[name]) is None:  # msgspec reads "null" as None
+            raise BadRequest.field(name, "a value, or to be left out", value)
     return query
 
 

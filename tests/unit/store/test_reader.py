@@ -1,0 +1,86 @@
+"""What the reader of frames keeps for who reads on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from support.disks import MemoryDisk
+from support.stores import StoreMetadata, append, bodies_of, messages, open_store
+
+from millpond.core.limits import BEGUN_BYTES
+from millpond.store.directory import FrameSpot
+from millpond.store.local import LocalStore
+from millpond.store.reader import INLINE_READ_BYTES, Extent, FrameReader
+from millpond.store.recent import Recent
+
+BODY = b"x" * 1024
+ROWS = 2 * INLINE_READ_BYTES // len(BODY)  # frames that are read in a thread
+
+
+class CountingReader(FrameReader):
+    """Says which positions it has read from the disk."""
+
+    def __init__(self, store: LocalStore) -> None:
+        super().__init__(store.engine.log, Recent(0), lambda position, end: None)
+        self.loaded: list[int] = []
+
+    def _load(self, extents: list[Extent]) -> list:  # type: ignore[type-arg]  # as in the base
+        self.loaded += [spot.position for extent in extents for spot in extent.spots]
+        return super()._load(extents)
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[LocalStore]:
+    store = await open_store(MemoryDisk(), StoreMetadata(), tmp_path, segment_bytes=8 * 1024 * 1024)
+    for number in range(3):
+        await append(store, messages([bytes([number]) + BODY] * ROWS))
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+async def reader(store: LocalStore) -> AsyncIterator[CountingReader]:
+    reader = CountingReader(store)
+    yield reader
+    await asyncio.to_thread(reader.close)
+
+
+async def spots(store: LocalStore, first: int, end: int) -> list[FrameSpot]:
+    return await store.engine.directory.spots(1, first, end - first)
+
+
+async def test_a_frame_is_read_once_for_all_its_parts(store: LocalStore, reader: CountingReader) -> None:
+    """Who takes a frame in quarters costs one read of it, and gets the same as who takes it whole."""
+    quarter = ROWS // 4
+    for first in range(0, ROWS, quarter):
+        [frame] = await reader.frames(await spots(store, first, first + quarter))
+        assert bodies_of(frame) == [bytes([0]) + BODY] * ROWS
+    assert len(reader.loaded) == 1
+
+
+async def test_a_frame_that_is_wanted_whole_is_not_kept(store: LocalStore, reader: CountingReader) -> None:
+    """Who reads everything does not push out what others have begun."""
+    whole = await spots(store, 0, ROWS)
+    await reader.frames(whole)
+    await reader.frames(whole)
+    assert len(reader.loaded) == 2
+
+
+async def test_a_begun_frame_does_not_keep_its_neighbours(store: LocalStore, reader: CountingReader) -> None:
+    """The last of several that were read in one go stands in buffers of its own."""
+    frames = await reader.frames(await spots(store, 0, 2 * ROWS + 1))
+    [kept] = await reader.frames(await spots(store, 2 * ROWS + 1, 2 * ROWS + 2))
+    assert len(reader.loaded) == 3
+    assert kept.payload.equals(frames[2].payload)
+    assert kept.payload.address != frames[2].payload.address
+
+
+async def test_what_is_kept_is_bounded(store: LocalStore, reader: CountingReader) -> None:
+    """Two readers that begin the same frame at once count it once."""
+    begun = await spots(store, 0, 1)
+    frames = await reader._stored(begun)
+    reader._keep_begun(begun, frames)
+    assert reader._begun.bytes < 2 * frames[0].payload.size < BEGUN_BYTES
