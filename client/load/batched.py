@@ -1,4 +1,4 @@
-"""Messages through the SDK: produce in batches, consume, and the time from send to receipt at a steady rate."""
+"""Messages through the SDK: produce in batches, read, consume, and the time from send to receipt at a steady rate."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from millpond.client.connection import Connection
 from millpond.client.consumer import Consumer
 from millpond.client.load.figures import Rate, Times
 from millpond.client.producer import Producer
+from millpond.client.reader import Reader
 
 SLICE = 500  # messages between two looks at the clock and the buffer
 LETTERS = bytes(ord("A") + i % 26 for i in range(256))
@@ -91,6 +92,36 @@ async def consume(
             if report is not None:
                 report(taken)
     return Rate(taken, message_bytes, last - begin)
+
+
+async def read(
+    connection: Connection,
+    topic: str,
+    queues: int,
+    message_bytes: int,
+    *,
+    as_messages: bool = False,
+    report: Report | None = None,
+) -> Rate:
+    """Everything in the topic, one queue after the other, without a group; by Arrow batch, or as Python objects one by
+    one, the body of each looked at."""
+    clock = connection.clock
+    taken = size = 0
+    begin = clock.monotonic()
+    for queue in range(queues):
+        reader = Reader(connection, topic, queue)
+        if as_messages:
+            async for message in reader.messages(offset=0):
+                taken += 1
+                size += len(message.body)
+                if report is not None and not taken % SLICE:
+                    report(taken)
+        else:
+            async for page in reader.pages(offset=0):
+                taken += page.messages.num_rows
+                if report is not None:
+                    report(taken)
+    return Rate(taken, message_bytes, clock.monotonic() - begin)
 
 
 async def latency(
