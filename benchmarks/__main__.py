@@ -25,6 +25,9 @@ Measure = Callable[[Setup, Callable[[str], None]], Awaitable[list[Line]]]
 # Kind -> the module that measures it. The first are those of a plain run.
 EVERYDAY = ("produce", "consume", "latency", "limits")
 LONG = {
+    "read": "",
+    "settle": "",
+    "json_api": "",
     "topics": "to 10,000",
     "backlog": "fills 1.5 GB",
     "cold": "fills 3 GB",

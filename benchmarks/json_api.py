@@ -1,0 +1,77 @@
+"""The JSON interface in batches of 1,000, over plain HTTP: receive, and produce.
+
+The client is a general one that reads the answer and does not look into it: what is measured is the service.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+
+import aiohttp
+import msgspec
+
+from benchmarks import harness
+from benchmarks.harness import Line, Setup, interleaved
+from millpond.client.connection import Connection, path_of
+from millpond.client.load import batched
+from millpond.client.topics import Topics
+from millpond.core.clock import SystemClock
+from millpond.core.limits import MIB, RECEIVE_BYTES_MOST, RECEIVE_MESSAGES
+
+MESSAGES_PER_SECOND = 150_000  # how many are there to be received, for each second of the setup
+_JSON = {"Content-Type": "application/json"}
+_names = count()
+
+
+async def measure(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
+    async with harness.service(setup.folder) as service, Connection(service.url) as connection:
+        topic = "bench.json"
+        await Topics(connection).create(topic, queues=setup.queues, durability="flush")
+        total = int(MESSAGES_PER_SECOND * setup.seconds) // RECEIVE_MESSAGES * RECEIVE_MESSAGES
+        tell(f"{total:,} messages to receive")
+        await batched.produce(connection, topic, setup.message_bytes, count=total)
+        runs = {
+            "JSON receive of 1,000": lambda: receive(service.url, topic, total),
+            "JSON produce of 1,000, memory": lambda: produce(connection, service.url, setup),
+        }
+        found = await interleaved(setup.rounds, runs, tell)
+    return [Line(name, "messages/s", values) for name, values in found.items()]
+
+
+async def receive(url: str, topic: str, total: int) -> float:
+    """Messages per second, leased and not acked."""
+    clock = SystemClock()
+    path = path_of("topics", topic, "groups", f"g{next(_names)}", "messages", "receive")
+    asked = {"max_messages": RECEIVE_MESSAGES, "max_bytes": RECEIVE_BYTES_MOST, "start": "earliest", "lease_ms": 60_000}
+    taken = 0
+    async with aiohttp.ClientSession(url, read_bufsize=4 * MIB) as session:
+        begin = clock.monotonic()
+        while taken < total:
+            async with session.post(path, json=asked) as answer:
+                answer.raise_for_status()
+                came = (await answer.read()).count(b'{"message_id":')
+            assert came, f"{taken} of {total} messages came"
+            taken += came
+        return taken / (clock.monotonic() - begin)
+
+
+async def produce(connection: Connection, url: str, setup: Setup) -> float:
+    """Messages per second, two requests at a time."""
+    clock = SystemClock()
+    topic = f"bench.json.{next(_names)}"
+    await Topics(connection).create(topic, queues=setup.queues, durability="memory")
+    bodies = batched.bodies(setup.message_bytes, 1000)
+    body = msgspec.json.encode({"messages": [{"body": one.decode()} for one in bodies]})
+    path = path_of("topics", topic, "messages")
+    sent = 0
+    async with aiohttp.ClientSession(url) as session:
+        begin = clock.monotonic()
+        while clock.monotonic() - begin < setup.seconds:
+            async with session.post(path, data=aiohttp.BytesPayload(body), headers=_JSON) as answer:
+                answer.raise_for_status()
+                await answer.read()
+            sent += len(bodies)
+        took = clock.monotonic() - begin
+    await Topics(connection).delete(topic)
+    return sent / took
