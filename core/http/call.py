@@ -108,9 +108,15 @@ class Call(Generic[PartsT]):
         UnsupportedMedia (a content encoding: nothing is ever inflated).
         """
         if self._body is None:
-            self._body = _body_at_hand(self.request, limit_bytes)
-            if self._body is None:
-                self._body = await _read_slowly(self.request, limit_bytes, self._pace)
+            request = self.request
+            _check_declared(request, limit_bytes)
+            straight = cast(Straight, request.protocol).straight(request)
+            if straight is not None:
+                self._body = await _read_straight(request, straight, self._pace)
+            elif request.content.is_eof():
+                self._body = _body_at_hand(request, limit_bytes)
+            else:
+                self._body = await _read_slowly(request, limit_bytes, self._pace)
         return self._body
 
     async def json(self, shape: type[StructT], limit_bytes: int = limits.MIB) -> StructT:
@@ -142,34 +148,41 @@ def empty(status: int = 204, headers: dict[str, str] | None = None) -> web.Respo
 # -- body -----------------------------------------------------------------------------------------------------
 
 
-def _body_at_hand(request: web.BaseRequest, limit_bytes: int) -> bytes | None:
-    """The body when all of it came with the head (small ones do), else None. Refuses what must not be read."""
-    headers = request.headers
-    if headers.get("Content-Encoding", "identity").lower() not in {"identity", ""}:
+def _check_declared(request: web.BaseRequest, limit_bytes: int) -> None:
+    """Refuse what must not be read."""
+    if request.headers.get("Content-Encoding", "identity").lower() not in {"identity", ""}:
         raise UnsupportedMedia("unsupported_media_type", "Content-Encoding: bodies are taken as they are, not encoded")
     declared = request.content_length
     if declared is not None and declared > limit_bytes:
         raise _too_large(limit_bytes)
-    content = request.content
-    if content.is_eof():
-        body = content.read_nowait()
-        if len(body) > limit_bytes:
-            raise _too_large(limit_bytes)
-        return body
-    return None
 
 
-async def _read_slowly(request: web.BaseRequest, limit_bytes: int, pace: BodyPace) -> Body:
-    """A body that has not arrived whole: under a deadline that every received byte moves a little."""
+def _body_at_hand(request: web.BaseRequest, limit_bytes: int) -> bytes:
+    """A body all of which came with the head: small ones do."""
+    body = request.content.read_nowait()
+    if len(body) > limit_bytes:
+        raise _too_large(limit_bytes)
+    return body
+
+
+async def _go_on(request: web.BaseRequest) -> None:
+    """A client that asked whether to send its body is told to."""
     if "Expect" in request.headers:
         await request.writer.write(_CONTINUE)
         request.writer.output_size = 0
-    straight = cast(Straight, request.protocol).straight(request)
-    if straight is not None:
-        try:
-            return await straight.received(*pace)
-        except TimeoutError as error:
-            raise _too_slow(straight.done) from error
+
+
+async def _read_straight(request: web.BaseRequest, straight: StraightBody, pace: BodyPace) -> memoryview:
+    await _go_on(request)
+    try:
+        return await straight.received(*pace)
+    except TimeoutError as error:
+        raise _too_slow(straight.done) from error
+
+
+async def _read_slowly(request: web.BaseRequest, limit_bytes: int, pace: BodyPace) -> bytes:
+    """A body that has not arrived whole: under a deadline that every received byte moves a little."""
+    await _go_on(request)
     chunks: list[bytes] = []
     size = 0
     loop = asyncio.get_running_loop()

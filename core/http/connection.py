@@ -21,13 +21,13 @@ from typing import NamedTuple
 from aiohttp import web
 from aiohttp.http import HttpRequestParser
 from aiohttp.http_exceptions import LineTooLong
-from aiohttp.web_protocol import MAX_MSG_QUEUE_SIZE
+from aiohttp.web_protocol import MAX_MSG_QUEUE_SIZE, _ErrInfo
 
 from millpond.core import limits
 from millpond.core.errors import BadRequest, HeadersTooLarge, Internal, MillpondError, RequestTimeout, Unavailable
 from millpond.core.http.call import BodyPace
 from millpond.core.http.problem import problem_bytes, problem_headers, problem_response
-from millpond.core.http.straight import STRAIGHT_BYTES, STRAIGHT_BYTES_AT_ONCE, StraightBody
+from millpond.core.http.straight import STRAIGHT_BYTES, STRAIGHT_BYTES_AT_ONCE, STRAIGHT_BYTES_MOST, StraightBody
 
 STALL_SECONDS = 30.0  # an answer of which the client takes nothing for so long is given up
 LINGER_SECONDS = 2.0  # a refused body is read and thrown away so long, so that the client sees the answer
@@ -54,7 +54,7 @@ class Connection(web.RequestHandler):
     its bound and came in one piece, so that only the dispatcher can refuse it."""
 
     __slots__ = ("_begun", "_bounds", "_head_bytes", "_head_since", "_refused", "_stall_bytes", "_stall_since",
-                 "long_head", "waiting")  # fmt: skip
+                 "_straight", "long_head", "waiting")  # fmt: skip
 
     def __init__(self, manager: web.Server, bounds: Bounds, refused: bool) -> None:
         loop = asyncio.get_running_loop()
@@ -76,6 +76,7 @@ class Connection(web.RequestHandler):
         self._begun = False
         self._stall_since: float | None = None
         self._stall_bytes = 0
+        self._straight: StraightBody | None = None
         self.long_head = False
         self.waiting: asyncio.Task[object] | None = None
 
@@ -89,6 +90,8 @@ class Connection(web.RequestHandler):
             self._refuse()
             return
         super().data_received(data)
+        if data and self._messages and not self._messages[-1][1].is_eof():  # no data: called by a body being read
+            self._go_straight()
         waiter = self._waiter
         awaited = waiter is not None and not waiter.done()
         # the first bytes may come before aiohttp's own task has begun to wait for a request
@@ -103,18 +106,32 @@ class Connection(web.RequestHandler):
         elif len(data) > self._bounds.header_bytes:
             self.long_head = True
 
-    def straight(self, request: web.BaseRequest) -> StraightBody | None:
-        """Receive the rest of `request`'s body past aiohttp; None where that gains nothing or takes too much memory.
+    def _go_straight(self) -> None:
+        """A head came without all of its body: when that is large, receive the rest past aiohttp, from now on.
 
-        Its length was declared (and agreed to), and some of it is still to come.
+        Not while another request of this connection waits or is handled, of which a client may send many.
         """
-        size = request.content_length
-        if size is None or size < STRAIGHT_BYTES or StraightBody.declared + size > STRAIGHT_BYTES_AT_ONCE:
+        message, content = self._messages[-1]
+        if isinstance(message, _ErrInfo):
+            return
+        size = int(message.headers.get("Content-Length", 0))  # the parser has checked it
+        if not STRAIGHT_BYTES <= size <= STRAIGHT_BYTES_MOST or StraightBody.declared + size > STRAIGHT_BYTES_AT_ONCE:
+            return
+        before = self._straight  # its request has ended when aiohttp has shut its body
+        alone = len(self._messages) == 1 and self._current_request is None
+        if not alone or (before is not None and before.content.exception() is None):
+            return
+        if self._reading_paused or self.transport is None:  # paused: the parser holds some back
+            return
+        self._straight = StraightBody(self, self.transport, content, size)
+
+    def straight(self, request: web.BaseRequest) -> StraightBody | None:
+        """The body of `request`, when it is received past aiohttp; asked for once."""
+        straight = self._straight
+        if straight is None or straight.content is not request.content:
             return None
-        content = request.content
-        if content.is_eof() or self._reading_paused or self.transport is None:  # paused: the parser holds some back
-            return None
-        return StraightBody(self, self.transport, content, size, content.read_nowait())
+        self._straight = None
+        return straight
 
     def began_anew(self) -> None:
         """The parser still counts the bytes of a body that it never saw: the next request gets another one."""

@@ -3,9 +3,10 @@
     aiohttp   socket -> bytes of <= 256 KiB -> parser's copy -> queue of chunks -> one joined copy
     here      socket -> its place
 
-aiohttp parses the head and whatever of the body came with it. Then this protocol takes the connection's place at the
-transport until the body's declared length is there, and gives it back with a fresh parser for the next request. What
-comes after the body stays in the socket: no more than the rest is ever asked for.
+aiohttp parses the head and whatever of the body came with it. At once this protocol takes the connection's place at
+the transport until the body's declared length is there, and gives it back with a fresh parser for the next request.
+What comes after the body stays in the socket: no more than the rest is ever asked for. Whether the body is wanted is
+decided meanwhile: one that nobody takes is received and forgotten.
 
 A body that is given up (too slow) is received further, onto itself, so that the client can read its answer before
 the connection closes: aiohttp waits for that, a little (`connection.LINGER_SECONDS`).
@@ -19,7 +20,10 @@ from typing import Protocol
 import pyarrow as pa
 from aiohttp import StreamReader
 
+from millpond.core.limits import BATCH_BYTES, BATCH_OVERHEAD_BYTES
+
 STRAIGHT_BYTES = 128 * 1024  # smaller bodies come in one or two reads anyway
+STRAIGHT_BYTES_MOST = BATCH_BYTES + BATCH_OVERHEAD_BYTES  # larger ones are not known to be taken at all
 STRAIGHT_BYTES_AT_ONCE = 256 * 1024 * 1024  # declared by all clients together; beyond, memory is taken as bytes come
 
 
@@ -39,13 +43,12 @@ class StraightBody(asyncio.BufferedProtocol):
 
     declared = 0  # bytes of all bodies under way in this process
 
-    def __init__(
-        self, owner: Owner, transport: asyncio.Transport, content: StreamReader, size: int, first: bytes
-    ) -> None:
+    def __init__(self, owner: Owner, transport: asyncio.Transport, content: StreamReader, size: int) -> None:
         self._owner = owner
         self._transport = transport
-        self._content = content
+        self.content = content
         self.view = memoryview(pa.allocate_buffer(size)).cast("B")
+        first = content.read_nowait()
         self.view[: len(first)] = first
         self.done = len(first)
         self._complete: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -59,15 +62,16 @@ class StraightBody(asyncio.BufferedProtocol):
         loop = asyncio.get_running_loop()
         begin = loop.time()
         try:
-            while True:
+            while not self._complete.done():
                 left = begin + seconds + self.done / bytes_per_second - loop.time()
                 try:
                     async with asyncio.timeout(left):
                         await asyncio.shield(self._complete)
-                    return self.view
                 except TimeoutError:
                     if begin + seconds + self.done / bytes_per_second <= loop.time():
                         raise
+            self._complete.result()
+            return self.view
         finally:
             self._complete.cancel()
 
@@ -79,7 +83,7 @@ class StraightBody(asyncio.BufferedProtocol):
         if self.done == len(self.view):
             self._release()
             self._transport.set_protocol(self._owner)  # type: ignore[arg-type]  # a protocol, by its Connection
-            self._content.feed_eof()
+            self.content.feed_eof()
             self._owner.began_anew()
             if not self._complete.done():
                 self._complete.set_result(None)
