@@ -170,9 +170,9 @@ def unfair(plan: Plan) -> list[str]:
         "To Millpond: its client is Python over HTTP, Kafka's is C with a binary protocol.",
         f"To Kafka: {WARM_SECONDS:.0f} s are a short time for a JVM to warm up; --seconds and --rounds make it longer.",
         "Kafka's client has one way to consume, which stands beside all of Millpond's: it makes an object of each "
-        "message (to Kafka where Millpond hands out Arrow batches, not 'one by one'), reads its log in order and commits "
-        "one position (to Millpond where that leases and acks each message, in 'consume'; 'read' is what Kafka does). "
-        "Its time begins when the first messages have come, as joining takes seconds.",
+        "message (to Kafka where Millpond hands out Arrow batches, not 'one by one'), reads its log in order and "
+        "commits one position (to Millpond where that leases and acks each message, in 'consume'; 'read' is what Kafka "
+        "does). Its time begins when the first messages have come, as joining takes seconds.",
         f"single: {kafka.UNDER_WAY} connections that wait for each answer, against one connection with that many "
         "requests under way.",
         "Both run on this machine with their clients, one after the other; the idle one keeps its memory and caches.",

@@ -81,6 +81,28 @@ async def test_standalone_life(tmp_path: Path) -> None:
         assert await stopped(process) == 0
 
 
+async def test_bench(tmp_path: Path) -> None:
+    """`millpond bench` measures every kind of work, and leaves no topic behind."""
+    async with running("standalone", "--data", str(tmp_path), "--port", "0") as (_, url):
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "millpond", "bench", "--seconds", "0.2", "--bytes", "100", "--json", "--url", url,
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        async with asyncio.timeout(START_SECONDS):
+            out, said = await process.communicate()
+        assert (process.returncode, said) == (0, b"")
+        told = json.loads(out)
+        messages = told["batched"]["messages"]
+        assert messages > 0
+        for work in ("read", "read one by one", "consume", "consume one by one"):
+            assert told[work]["messages"] == messages, work
+        assert told["single"]["messages"] > 0
+        assert told["single"]["errors"] == 0
+        assert told["latency"]["messages"] == 200
+        async with Connection(url) as connection:
+            assert not [topic async for topic in Topics(connection).list()]
+
+
 async def test_parts_apart(tmp_path: Path) -> None:
     """The three parts as processes carry a message from a producer to a consumer."""
     secret = str(tmp_path / "metadata" / "cluster-secret")
