@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -27,6 +28,7 @@ from millpond.core.limits import (
     BATCH_BYTES,
     BATCH_MESSAGES,
     BATCH_OVERHEAD_BYTES,
+    KIB,
 )
 
 MEDIA_TYPE = "application/vnd.apache.arrow.stream"
@@ -40,6 +42,8 @@ _BUFFERS = 256  # of one batch: ours has 20 at most
 _PREFIX = struct.Struct("<Ii")
 _CONTINUATION = 0xFFFFFFFF
 _READ_OPTIONS = pa.ipc.IpcReadOptions(use_threads=False)
+_KNOWN_SCHEMAS = 256  # remembered, the last used; each of at most
+_KNOWN_BYTES = 4 * KIB
 
 
 class _Broken(Exception):
@@ -61,11 +65,27 @@ class BatchMessage(NamedTuple):
 class Scanned:
     """A stream whose framing and sizes are in bounds; nothing of its data has been looked at yet."""
 
-    def __init__(self, data: bytes | memoryview, schema: pa.Schema, messages: list[BatchMessage]) -> None:
+    def __init__(
+        self, data: bytes | memoryview, schema: pa.Schema, messages: list[BatchMessage], schema_message: bytes = b""
+    ) -> None:
+        """`schema_message`: the bytes that said `schema`."""
         self.data = data
         self.schema = schema
+        self.schema_message = schema_message
         self.messages = messages
         self.rows = sum(message.rows for message in messages)
+
+    def only_batch(self, schema: pa.Schema) -> pa.RecordBatch:
+        """The batch of a stream of one, decoded as `schema`, whose layout is that of the stream's own; validated."""
+        [message] = self.messages
+        try:
+            batch = pa.ipc.read_record_batch(pa.py_buffer(self.data)[message.start : message.end], schema)
+            batch.validate(full=True)
+        except (pa.ArrowException, ValueError, OSError, NotImplementedError, UnicodeDecodeError) as error:
+            raise _malformed(str(error)) from error
+        if batch.num_rows != message.rows:
+            raise _malformed("a batch of another length than it claims")
+        return batch
 
     def batches(self) -> list[pa.RecordBatch]:
         """Decode and validate all batches; whoever calls this has agreed to the schema. Raises BadRequest."""
@@ -100,7 +120,8 @@ def _scan(data: bytes | memoryview) -> Scanned:
     first = next(frames, None)
     if first is None or first.kind != _SCHEMA:
         raise _Broken("it does not begin with a schema")
-    schema = _schema(data, first)
+    schema_message = bytes(data[first.start : first.end])
+    schema = _schema(schema_message, first) if len(schema_message) > _KNOWN_BYTES else _known_schema(schema_message)
     messages: list[BatchMessage] = []
     for frame in frames:
         if len(messages) == ARROW_BATCHES:
@@ -110,7 +131,7 @@ def _scan(data: bytes | memoryview) -> Scanned:
         raise TooLarge("batch_too_large", f"more than {BATCH_MESSAGES} messages", limit=BATCH_MESSAGES)
     if sum(message.decoded_bytes for message in messages) > DECODED_BYTES:
         raise TooLarge("batch_too_large", f"more than {BATCH_BYTES} bytes once decompressed", limit_bytes=BATCH_BYTES)
-    return Scanned(data, schema, messages)
+    return Scanned(data, schema, messages, schema_message)
 
 
 class _Frame(NamedTuple):
@@ -147,11 +168,17 @@ def _frames(data: bytes | memoryview) -> Iterator[_Frame]:
         at = body + body_bytes
 
 
-def _schema(data: bytes | memoryview, frame: _Frame) -> pa.Schema:
+@lru_cache(_KNOWN_SCHEMAS)
+def _known_schema(message: bytes) -> pa.Schema:
+    """Producers say the same schema each time."""
+    return _schema(message, next(_frames(message)))
+
+
+def _schema(message: bytes, frame: _Frame) -> pa.Schema:
     if frame.end != frame.body or frame.header.short(0) != 0:
         raise _Broken("its schema is big-endian or has a body")
     try:
-        schema = pa.ipc.read_schema(pa.py_buffer(data)[frame.start : frame.end])
+        schema = pa.ipc.read_schema(pa.py_buffer(message))
         _ = schema.names, [str(type_) for type_ in schema.types]  # raises when a name in it is not UTF-8
         return schema
     except (pa.ArrowException, ValueError, OSError, NotImplementedError, UnicodeDecodeError) as error:

@@ -40,12 +40,14 @@ class PlacedSingle(NamedTuple):
 @dataclass(slots=True)
 class Placed:
     """Where each row of a batch stands: offsets and store timestamps i64[n] (-1: nowhere, see `errors`; or a
-    duplicate whose place is no longer known), duplicate bool[n], errors by row."""
+    duplicate whose place is no longer known), duplicate bool[n], errors by row. `new_from`: all are new, and stand at
+    this offset and on; else -1."""
 
     offsets: Offsets
     store_ts: Offsets
     duplicate: npt.NDArray[np.bool_]
     errors: dict[int, MillpondError] = field(default_factory=dict)
+    new_from: int = -1
 
 
 @dataclass(slots=True)
@@ -163,7 +165,8 @@ class FramePlan:
             count = len(batch.rows)
             if not batch.future.done():
                 offsets = np.arange(offset, offset + count, dtype=np.int64)
-                batch.future.set_result(Placed(offsets, np.full(count, ts, np.int64), np.zeros(count, bool)))
+                times = np.full(count, ts, np.int64)
+                batch.future.set_result(Placed(offsets, times, np.zeros(count, bool), new_from=offset))
             offset += count
 
     def _table(self) -> Placed:

@@ -11,15 +11,19 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections import OrderedDict
-from typing import NamedTuple
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from millpond.core.errors import Internal
 from millpond.core.frame import CODEC_NONE
 from millpond.core.schema import KNOWN_COLUMNS, PAYLOAD_COLUMNS, TIER_SCHEMA, TIMESTAMP, message_schema
 from millpond.store.client import StoredFrame
+
+_FEW = 64  # rows of a frame whose missing columns are kept: what many small frames have in common
 
 
 def decode(frame: StoredFrame, queue: int) -> pa.RecordBatch:
@@ -37,14 +41,24 @@ def decode(frame: StoredFrame, queue: int) -> pa.RecordBatch:
     if inner.num_rows != frame.count:
         raise _unreadable(frame, f"it has {inner.num_rows} rows, its header says {frame.count}")
     count = frame.count
-    columns = {
-        "queue": pa.array(np.full(count, queue, np.int32)),
-        "offset": pa.array(np.arange(frame.first_offset, frame.first_offset + count)),
-        "store_ts": pa.array(np.full(count, frame.store_ts)).cast(TIMESTAMP),
-    }
-    columns.update(zip(inner.schema.names, inner.columns, strict=True))
-    arrays = [columns[field.name] if field.name in columns else pa.nulls(count, field.type) for field in TIER_SCHEMA]
-    return pa.RecordBatch.from_arrays(arrays, schema=TIER_SCHEMA)
+    columns = dict(zip(inner.schema.names, inner.columns, strict=True))
+    columns["queue"] = _filled(pa.int32(), np.full(count, queue, np.int32))
+    columns["offset"] = _filled(pa.int64(), np.arange(frame.first_offset, frame.first_offset + count, dtype=np.int64))
+    columns["store_ts"] = _filled(TIMESTAMP, np.full(count, frame.store_ts, np.int64))
+    nulls = _nulls(count) if count <= _FEW else _nulls.__wrapped__(count)
+    return pa.RecordBatch.from_arrays(
+        [columns.get(name, null) for name, null in zip(TIER_SCHEMA.names, nulls, strict=True)], schema=TIER_SCHEMA
+    )
+
+
+def _filled(type_: pa.DataType, values: npt.NDArray[Any]) -> pa.Array:
+    return pa.Array.from_buffers(type_, len(values), [None, pa.py_buffer(values)])
+
+
+@lru_cache(_FEW)
+def _nulls(count: int) -> list[pa.Array]:
+    """What a column that a frame does not have is for its rows."""
+    return [pa.nulls(count, type_) for type_ in TIER_SCHEMA.types]
 
 
 def _unreadable(frame: StoredFrame, why: str) -> Internal:

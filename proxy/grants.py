@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from millpond.core.errors import Conflict, MillpondError
+from millpond.core.errors import Conflict, Internal, MillpondError
 from millpond.core.limits import CALL_MS, DAMAGED_AGAIN_MS
 from millpond.metadata.client import GroupInfo, QueueInfo, TopicInfo
 from millpond.proxy import message_id, row_ranges
@@ -80,6 +80,7 @@ class Delivery:
 
     @property
     def nbytes(self) -> int:
+        """Adds up the buffers of all columns: dear beside a small answer."""
         return sum(one.batch.nbytes for one in self.rows)
 
 
@@ -285,21 +286,44 @@ class Receiver:
     async def _deliver(self, delivery: Delivery, grant: Grant) -> None:
         """Get a grant's messages; rows that cannot be had go back, rows of another tag are skipped for good."""
         queue, offsets, tag = self._queues[grant.queue_id], offsets_of(grant), self._wanted.tag
-        room = self._wanted.max_bytes - delivery.nbytes
+        batches = self._whole(queue, grant, offsets) if tag is None else None
+        if batches is not None:
+            await self._add(delivery, queue, grant, batches, offsets)
+            return
+        cold = len(offsets) and offsets[0] < grant.local_offset
+        room = self._wanted.max_bytes - (delivery.nbytes if cold else 0)
         selection = await self._parts.reader.select(
             self._wanted.topic, queue, offsets, grant.frames, grant.local_offset, room
         )
-        lost = selection.damaged  # looked at again from time to time: what is behind it must not wait for it
-        await self.held.part("release", queue, grant, lost, DAMAGED_AGAIN_MS)
-        await self.held.part("release", queue, grant, np.setdiff1d(selection.missing, lost, assume_unique=True))
         delivery.error = delivery.error or selection.error
         batches = selection.batches
+        if len(selection.missing):
+            lost = selection.damaged  # looked at again from time to time: what is behind it must not wait for it
+            await self.held.part("release", queue, grant, lost, DAMAGED_AGAIN_MS)
+            await self.held.part("release", queue, grant, np.setdiff1d(selection.missing, lost, assume_unique=True))
         if tag is not None:
             batches = [batch.filter(tag.mask(batch.column("tag"))) for batch in batches]
             had = np.setdiff1d(offsets, selection.missing, assume_unique=True)
             other = np.setdiff1d(had, _offsets_in(batches), assume_unique=True)
             await self.held.part("skip", queue, grant, other)
-        await self._add(delivery, queue, grant, batches)
+        await self._add(delivery, queue, grant, batches, _offsets_in(batches))
+
+    def _whole(self, queue: QueueInfo, grant: Grant, offsets: Offsets) -> list[pa.RecordBatch] | None:
+        """The usual grant: the frames that came with it hold exactly its rows. None when it is another one."""
+        if not grant.frames:
+            return None
+        at = int(offsets[0])
+        for frame in grant.frames:
+            if frame.first_offset != at:
+                return None
+            at += frame.count
+        if at != offsets[-1] + 1 or at - offsets[0] != len(offsets):
+            return None
+        group = queue.spans[-1].store_group
+        try:
+            return [self._parts.reader.frames.open(group, frame, queue.queue) for frame in grant.frames]
+        except Internal:
+            return None  # perhaps the tier has it
 
     async def _claimed(self, delivery: Delivery, claim: Claim) -> None:
         """Read and filter a cold range, then lease what matches and skip the rest."""
@@ -325,11 +349,19 @@ class Receiver:
         self.held.add(queue, grant)
         granted = offsets_of(grant)
         batches = [_only(batch, granted) for batch in read.batches]
-        await self.held.part("release", queue, grant, np.setdiff1d(granted, _offsets_in(batches), assume_unique=True))
-        await self._add(delivery, queue, grant, batches)
-
-    async def _add(self, delivery: Delivery, queue: QueueInfo, grant: Grant, batches: Sequence[pa.RecordBatch]) -> None:
         delivered = _offsets_in(batches)
+        await self.held.part("release", queue, grant, np.setdiff1d(granted, delivered, assume_unique=True))
+        await self._add(delivery, queue, grant, batches, delivered)
+
+    async def _add(
+        self,
+        delivery: Delivery,
+        queue: QueueInfo,
+        grant: Grant,
+        batches: Sequence[pa.RecordBatch],
+        delivered: Offsets,
+    ) -> None:
+        """`batches` go to the client; `delivered` are their offsets, ascending, all of this grant."""
         if not len(delivered):
             return
         granted = offsets_of(grant)
@@ -338,11 +370,14 @@ class Receiver:
             Lease(*_three(self._group), grant.queue_id, grant.generation, grant.lease, base)
         )
         attempts = np.frombuffer(grant.attempts, np.uint32)
+        if len(delivered) < len(granted):
+            attempts = attempts[np.searchsorted(granted, delivered)]
         prefix = message_id.prefix(queue, base)
+        at = 0
         for batch in batches:
             if batch.num_rows:
-                at = np.searchsorted(granted, batch.column("offset").to_numpy())
-                delivery.rows.append(Rows(batch, prefix, attempts[at], token, base))
+                delivery.rows.append(Rows(batch, prefix, attempts[at : at + batch.num_rows], token, base))
+                at += batch.num_rows
         delivery.receipts.append(Receipt(token, queue.queue, row_ranges.text_of(delivered - base)))
 
 

@@ -25,6 +25,8 @@ def runs(values: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDAr
 
 def text_of(rows: npt.NDArray[np.int64]) -> str:
     """Ascending distinct `rows` as text; empty for none."""
+    if len(rows) and rows[-1] - rows[0] == len(rows) - 1:  # one run: what a receive mostly gives
+        return f"{rows[0]}-{rows[-1]}" if len(rows) > 1 else str(rows[0])
     pairs = zip(*(side.tolist() for side in runs(rows)), strict=True)
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in pairs)
 

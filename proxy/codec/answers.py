@@ -38,6 +38,8 @@ ARROW = "application/vnd.apache.arrow.stream"
 MEDIA_TYPES = (JSON, MSGPACK, ARROW)
 METADATA_KEY = b"millpond"
 
+_FEW = 8
+_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # of an Arrow stream
 GATHERED_BYTES = 16 * KIB
 """Buffers below are copied together: a piece of its own costs the kernel about as much as copying so many bytes."""
 
@@ -105,14 +107,19 @@ def arrow_stream(rows: Sequence[Rows], beside: Mapping[str, Any]) -> list[Buffer
     """One Arrow stream; that of a receive, also of an empty one, is known by its `receipts`."""
     leased = "receipts" in beside
     schema = (RECEIVE_SCHEMA if leased else TIER_SCHEMA).with_metadata({METADATA_KEY: _json.encode(beside)})
+    batches = []
+    for one in rows:
+        arrays = one.batch.columns
+        if leased:
+            assert one.attempts is not None
+            arrays.append(pa.array(one.attempts.astype(np.int32)))
+        batches.append(pa.RecordBatch.from_arrays(arrays, schema=schema))
+    if len(batches) <= _FEW and sum(batch.get_total_buffer_size() for batch in batches) < GATHERED_BYTES:
+        return [schema.serialize(), *(batch.serialize() for batch in batches), _END]  # cheaper than a writer
     sink = _Gathered()
     with pa.ipc.new_stream(pa.PythonFile(sink, mode="w"), schema) as writer:
-        for one in rows:
-            arrays = one.batch.columns
-            if leased:
-                assert one.attempts is not None
-                arrays = [*arrays, pa.array(one.attempts.astype(np.int32))]
-            writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema))
+        for batch in batches:
+            writer.write_batch(batch)
     return sink.whole()
 
 

@@ -10,6 +10,8 @@ were not there. Every other column and type is refused by name. One batch whose 
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 import pyarrow as pa
 from pyarrow import types
@@ -18,7 +20,7 @@ from millpond.core.arrow import DECODED_BYTES, MEDIA_TYPE, BatchMessage, Scanned
 from millpond.core.errors import BadRequest, FieldError, TooLarge
 from millpond.core.frame import CODEC_NONE
 from millpond.core.http.call import Body
-from millpond.core.limits import BATCH_BYTES, BATCH_MESSAGES
+from millpond.core.limits import BATCH_BYTES, BATCH_MESSAGES, KIB
 from millpond.core.schema import PROPERTIES_TYPE, TIMESTAMP, columns_of, message_schema
 from millpond.proxy.incoming import Incoming
 
@@ -38,15 +40,21 @@ _TARGETS = {
     "dedup_id": pa.string(),
     "queue": pa.int32(),
 }
+_KNOWN_SCHEMAS = 256  # remembered, the last used; each of at most
+_KNOWN_BYTES = 4 * KIB
 _DELAYS = {"delay_level", "delay_ms", "deliver_at"}
 
 
 def decode(body: Body) -> Incoming:
     """Raises BadRequest (malformed_body; invalid_request or unknown_field naming the column) and TooLarge."""
     scanned = scan(body)
-    _check_schema(scanned.schema)
+    standing = _standing(scanned.schema_message) if len(scanned.schema_message) <= _KNOWN_BYTES else None
+    if standing is None:
+        _check_schema(scanned.schema)
     if not scanned.rows:
         raise BadRequest.field("body", f"1 to {BATCH_MESSAGES} messages")
+    if standing is not None and len(scanned.messages) == 1 and not scanned.messages[0].dictionary:
+        return _as_it_is(scanned, *standing)
     batches = scanned.batches()
     names = scanned.schema.names
     _check_views(batches)
@@ -61,6 +69,28 @@ def decode(body: Body) -> Incoming:
     incoming = Incoming(batch, bitmap, used.get("dedup_id"), used.get("queue"), codec=message.codec)
     if len(batches) == 1 and _stands(scanned.schema, schema):
         incoming.payload, incoming.payload_size = _payload(scanned, message)
+    return incoming
+
+
+@lru_cache(_KNOWN_SCHEMAS)
+def _standing(schema_message: bytes) -> tuple[int, pa.Schema] | None:
+    """Columns and schema of the log that batches of this sent schema stand in as they are; None when they do not."""
+    schema = pa.ipc.read_schema(pa.py_buffer(schema_message))
+    _check_schema(schema)
+    names = set(schema.names)
+    bitmap = columns_of(names)
+    target = message_schema(bitmap)
+    return (bitmap, target) if names <= set(_MESSAGE_COLUMNS) and _stands(schema, target) else None
+
+
+def _as_it_is(scanned: Scanned, bitmap: int, schema: pa.Schema) -> Incoming:
+    """One batch in the log's own layout: what every client of ours sends."""
+    batch = scanned.only_batch(schema)
+    if batch.column(batch.num_columns - 1).null_count:
+        raise BadRequest.field("body", "no nulls")
+    message = scanned.messages[0]
+    incoming = Incoming(batch, bitmap, codec=message.codec)
+    incoming.payload, incoming.payload_size = _payload(scanned, message)
     return incoming
 
 

@@ -117,6 +117,9 @@ def ranges(parts: Sequence[QueuePlaced]) -> list[Range]:
     found: list[Range] = []
     for part in parts:
         placed = part.placed
+        if placed.new_from >= 0:
+            found.append(Range(part.queue.queue, placed.new_from, len(placed.offsets)))
+            continue
         good = np.ones(len(placed.offsets), bool)
         good[list(placed.errors)] = False
         offsets, duplicate = placed.offsets[good], placed.duplicate[good]
