@@ -38,6 +38,7 @@ def test_locks_hold_what_is_asked_for() -> None:
     assert asked(groups["long"]) <= dev | packages("long")
     assert asked(groups["build"]) == packages("build")
     assert asked(extras["java"]) == packages("java")
+    assert asked(groups["bench"]) == packages("bench")
 
 
 def test_every_pin_has_hashes() -> None:
