@@ -1,6 +1,6 @@
 """How fast the log becomes Parquet, and what a producer notices of it.
 
-Our seal: a store's engine in this process, its log and its tier in one directory, 480 MB of eight topics from the
+Our seal: a store's engine in this process, its log and its tier in one directory, 480 MB of one topic from the
 confirmed frames to rows COMMITTED in the manifest: read back, checksums compared, encoded, hashed, fsynced, verified.
 Beside it pyarrow's own `pq.write_table` of the same rows with the same settings, one file for each object: that is
 encoding and writing, nothing else. Both on one core, on messages that compress to half.
@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
+from typing import Any, cast
 
 import google_crc32c
 import numpy as np
@@ -35,7 +36,7 @@ from millpond.core.limits import ROW_GROUP_BYTES, SEAL_BYTES
 from millpond.core.schema import TIER_SCHEMA
 from millpond.core.tier.directory import DirectoryObjects
 from millpond.core.tier.layout import PARQUET
-from millpond.metadata.client import TopicSettings
+from millpond.metadata.client import MetadataClient, TopicInfo, TopicSettings
 from millpond.metadata.local import LocalMetadata
 from millpond.store.client import AppendRequest, QueueAppend, QueueRef
 from millpond.store.disk import SystemDisk
@@ -67,17 +68,16 @@ async def _rates(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
 
 
 async def _seal(batches: list[pa.RecordBatch], setup: Setup) -> float:
-    """Each topic holds a little less than what would be sealed unasked."""
-    async with _store(setup.folder, len(batches) // PER_TOPIC) as (engine, queues):
+    """The sealer is held back until all of them are there."""
+    async with _store(setup.folder) as (engine, metadata, queue):
         store = LocalStore(engine)
-        for number, queue in enumerate(queues):
-            for batch in batches[number * PER_TOPIC : (number + 1) * PER_TOPIC]:
-                await store.append(AppendRequest([_append(batch, queue)], 10_000))
+        for batch in batches:
+            await store.append(AppendRequest([_append(batch, queue)], 10_000))
         await engine.writer.flushed(engine.log.tail)
         clock = SystemClock()
         begin = clock.monotonic()
-        for queue in queues:
-            await engine.sealer.seal_topic(queue.topic_id)
+        metadata.held.set()
+        await engine.sealer.seal_topic(queue.topic_id)
         took = clock.monotonic() - begin
     return _megabytes(batches) / took
 
@@ -123,19 +123,36 @@ def _append(batch: pa.RecordBatch, queue: QueueRef) -> QueueAppend:
     return QueueAppend(queue, batch.num_rows, 0, 0, sidecar, payload, crc, payload.size, "memory", [], 0)
 
 
+class _HeldMetadata:
+    """`metadata`, except that the sealer waits for `held` before it begins with a topic."""
+
+    def __init__(self, metadata: LocalMetadata) -> None:
+        self._metadata = metadata
+        self.held = asyncio.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._metadata, name)
+
+    async def topic_by_id(self, topic_id: int) -> TopicInfo:
+        await self.held.wait()
+        return await self._metadata.topic_by_id(topic_id)
+
+
 @asynccontextmanager
-async def _store(folder: str, topics: int) -> AsyncIterator[tuple[Engine, list[QueueRef]]]:
-    """A store in this process, and the queue of each of its topics."""
+async def _store(folder: str) -> AsyncIterator[tuple[Engine, _HeldMetadata, QueueRef]]:
+    """A store in this process, and the queue of a topic."""
     clock, random = SystemClock(), SystemRandom()
     data = tempfile.mkdtemp(prefix="millpond-bench-", dir=folder or None)
     metadata = await LocalMetadata.open(f"sqlite:///{data}/metadata.db", clock, random)
     objects = DirectoryObjects(Path(data) / "tier", clock, random)
-    made = [(await metadata.put_topic("default", f"t{n}", TopicSettings(queues=1)))[0] for n in range(topics)]
-    queues = [QueueRef(topic.tenant_id, topic.topic_id, topic.queues[0].queue_id, 0) for topic in made]
+    topic, _ = await metadata.put_topic("default", "sealing", TopicSettings(queues=1))
+    queue = QueueRef(topic.tenant_id, topic.topic_id, topic.queues[0].queue_id, 0)
     config = StoreConfig(data=f"{data}/store", local_bytes=1 << 40)
-    engine = await Engine.open(config, TierConfig(), SystemDisk(Path(config.data)), metadata, objects, clock, random)
+    held = _HeldMetadata(metadata)
+    disk = SystemDisk(Path(config.data))
+    engine = await Engine.open(config, TierConfig(), disk, cast(MetadataClient, held), objects, clock, random)
     try:
-        yield engine, queues
+        yield engine, held, queue
     finally:
         await engine.close()
         await objects.close()

@@ -26,7 +26,7 @@ class ObjectStore(Protocol):
     @property
     def url(self) -> str: ...
 
-    async def put_new(self, key: str, data: bytes, sha256: str) -> None:
+    async def put_new(self, key: str, data: bytes | memoryview, sha256: str) -> None:
         """Create the object durably; one that is already there is Conflict(object_exists), whatever it holds."""
         ...
 

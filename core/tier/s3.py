@@ -58,10 +58,14 @@ class S3Objects:
     def url(self) -> str:
         return f"s3://{self._bucket}/{self._prefix}".rstrip("/")
 
-    async def put_new(self, key: str, data: bytes, sha256: str) -> None:
+    async def put_new(self, key: str, data: bytes | memoryview, sha256: str) -> None:
         name = self._prefix + check_key(key)
-        request = {**_checked(data, sha256), "Key": name, "IfNoneMatch": "*"}
-        await self._call("put", key, lambda s3: s3.put_object(Bucket=self._bucket, **request), len(data))
+
+        def put(s3: Any) -> None:
+            request = {**_checked(bytes(data), sha256), "Key": name, "IfNoneMatch": "*"}  # boto3 takes no view
+            s3.put_object(Bucket=self._bucket, **request)
+
+        await self._call("put", key, put, len(data))
 
     async def replace(self, key: str, data: bytes, etag: str | None) -> str:
         name = self._prefix + check_key(key)

@@ -31,7 +31,7 @@ class Committer:
         self._random = random
         self._unresolved: TierObject | None = None
 
-    async def commit(self, store_group: str, epoch: int, obj: TierObject, data: bytes) -> None:
+    async def commit(self, store_group: str, epoch: int, obj: TierObject, data: bytes | memoryview) -> None:
         """All four steps. Raises Unavailable, Conflict(epoch_superseded, manifest_conflict), Internal(tier_corrupt)."""
         await self.resolve(store_group, epoch)
         await self._metadata.tier_start(store_group, epoch, obj)
@@ -67,7 +67,7 @@ class Committer:
                     raise
             await asyncio.sleep(self._random.uniform(0, 2 * OBJECT_PAUSE_SECONDS))
 
-    async def _upload(self, obj: TierObject, data: bytes) -> None:
+    async def _upload(self, obj: TierObject, data: bytes | memoryview) -> None:
         try:
             await self._objects.put_new(obj.path, data, obj.sha256)
         except Conflict:

@@ -22,7 +22,7 @@ from millpond.core.tier.rows import row_bytes, rows_of
 from millpond.metadata.client import ObjectRange
 from millpond.store.client import QueueRef, StoredFrame
 from millpond.store.tier.source import SealSource
-from millpond.store.tier.threads import SealThread
+from millpond.store.tier.threads import SealThreads
 
 DAY_MS = 86_400_000
 
@@ -79,22 +79,24 @@ class Wanted(msgspec.Struct, frozen=True):
     ends: dict[int, int]
 
 
-async def gather(source: SealSource, wanted: Wanted, oldest_ts: int, most_bytes: int, thread: SealThread) -> Run | None:
+async def gather(
+    source: SealSource, wanted: Wanted, oldest_ts: int, most_bytes: int, threads: SealThreads
+) -> Run | None:
     """The next run, of the date of `oldest_ts`; when no queue begins on that date, of the earliest that one does.
 
     None when there is nothing. Raises Internal(corrupt_range) when the log does not give what it should.
     """
-    run, other = await _gather(source, wanted, oldest_ts // DAY_MS, most_bytes, thread)
+    run, other = await _gather(source, wanted, oldest_ts // DAY_MS, most_bytes, threads)
     if not run.pieces and other is not None:
-        run, _ = await _gather(source, wanted, other, most_bytes, thread)
+        run, _ = await _gather(source, wanted, other, most_bytes, threads)
     return run if run.pieces else None
 
 
-async def encode_run(run: Run, topic_id: int, epoch: int, thread: SealThread) -> tuple[Encoded, list[ObjectRange]]:
+async def encode_run(run: Run, topic_id: int, epoch: int, threads: SealThreads) -> tuple[Encoded, list[ObjectRange]]:
     """The object's bytes, and its ranges for the manifest, by queue."""
     pieces = sorted(run.pieces, key=lambda piece: piece.queue.queue)
     queues = [(piece.queue.queue, pa.concat_tables(piece.tables)) for piece in pieces]
-    encoded = await thread.run(lambda: encode(queues, topic_id, epoch))
+    encoded = await threads.run(lambda: encode(queues, topic_id, epoch))
     return encoded, [
         ObjectRange(
             piece.queue.queue_id, each.queue, piece.first, each.end, each.end - each.first,
@@ -105,7 +107,7 @@ async def encode_run(run: Run, topic_id: int, epoch: int, thread: SealThread) ->
 
 
 async def _gather(
-    source: SealSource, wanted: Wanted, day: int, most_bytes: int, thread: SealThread
+    source: SealSource, wanted: Wanted, day: int, most_bytes: int, threads: SealThreads
 ) -> tuple[Run, int | None]:
     """A run of `day` (days since 1970), and the earliest other day that a queue begins with."""
     run, other = Run([], day * DAY_MS, 0), None
@@ -124,7 +126,7 @@ async def _gather(
                     first_day = frames[0].store_ts // DAY_MS
                     other = first_day if other is None else min(other, first_day)
                 break
-            table, size = await thread.run(partial(_rows_from, queue.queue, taken, piece.end))
+            table, size = await threads.run(partial(_rows_from, queue.queue, taken, piece.end))
             piece.tables.append(table)
             piece.end += table.num_rows
             run.bytes += size

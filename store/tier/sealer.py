@@ -2,15 +2,17 @@
 
     policy.due -> run.gather -> run.encode_run -> commit.Committer -> SealSource.tiered
 
-One run at a time and one thread for its encoding, so sealing never takes more than a core and one run's memory,
-and never delays an append. Where to go on is asked of the manifest in every pass: a crash at any point repeats
-work, never offsets. While the tier or the metadata is away, produce goes on and the log keeps everything.
+One run is read and encoded while the one before is hashed, uploaded and committed, so sealing never takes more than
+two runs' memory and what is left of two cores, and never delays an append. Objects of a topic are committed in order.
+Where to go on is asked of the manifest in every pass: a crash at any point repeats work, never offsets. While the tier
+or the metadata is away, produce goes on and the log keeps everything.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from typing import NamedTuple
 
 import msgspec
 
@@ -18,22 +20,24 @@ from millpond.core.clock import Clock, Random
 from millpond.core.config import TierConfig
 from millpond.core.errors import MillpondError, NotFound, Unavailable
 from millpond.core.limits import SEAL_PAUSE_SECONDS_MOST, SEAL_TICK_SECONDS
-from millpond.core.tier.layout import object_name
+from millpond.core.tier.layout import Encoded, object_name
 from millpond.core.tier.objects import ObjectStore
-from millpond.metadata.client import MetadataClient, TierObject, TopicInfo
+from millpond.metadata.client import MetadataClient, ObjectRange, TierObject, TopicInfo
 from millpond.store.client import QueueRef
 from millpond.store.tier.commit import Committer
+from millpond.store.tier.in_turn import InTurn
 from millpond.store.tier.policy import due
-from millpond.store.tier.run import Run, Wanted, encode_run, gather
+from millpond.store.tier.run import Lost, Run, Wanted, encode_run, gather
 from millpond.store.tier.source import SealSource
-from millpond.store.tier.threads import SealThread
+from millpond.store.tier.threads import SealThreads
 
 log = logging.getLogger(__name__)
 __all__ = ["SealSource", "Sealer"]
 
 
 class SealCounters(msgspec.Struct):
-    """For /metrics: raw bytes went in, bytes came out; seconds are of encoding, upload and commit."""
+    """For /metrics: raw bytes went in, bytes came out; seconds are of encoding and of hash, upload and commit,
+    which go on side by side."""
 
     seal_objects_total: float = 0
     seal_rows_total: float = 0
@@ -42,6 +46,19 @@ class SealCounters(msgspec.Struct):
     seal_seconds_total: float = 0
     seal_failures_total: float = 0
     seal_lost_rows_total: float = 0  # damaged in the log before they were sealed
+
+
+class Sealed(NamedTuple):
+    """An encoded run on its way into the tier. `ends`: queue id -> where its offsets in it end."""
+
+    topic: TopicInfo
+    epoch: int
+    path: str
+    encoded: Encoded
+    ranges: list[ObjectRange]
+    ends: dict[int, int]
+    lost: list[Lost]
+    raw_bytes: int
 
 
 class Sealer:
@@ -61,7 +78,7 @@ class Sealer:
         self._clock = clock
         self._random = random
         self._committer = Committer(objects, metadata, random)
-        self._thread = SealThread()
+        self._threads = SealThreads()
         self._one = asyncio.Lock()
         self._last_queue: dict[
             int, int
@@ -125,8 +142,8 @@ class Sealer:
         return msgspec.structs.asdict(self._counted)
 
     def close(self) -> None:
-        """End the thread; the owner has cancelled `loop` before."""
-        self._thread.close()
+        """End the threads; the owner has cancelled `loop` before."""
+        self._threads.close()
 
     async def _woken(self) -> None:
         try:
@@ -148,21 +165,28 @@ class Sealer:
         kept = {each.queue_id: self._source.start_offset(each.queue_id) for each in queues}
         tiered = await self._tiered(queues)
         objects = 0
-        while True:
-            unsealed_bytes, oldest_ts = self._source.unsealed(topic_id)
-            if now_ms is not None and due(unsealed_bytes, oldest_ts, now_ms, self._config) is None:
-                break
-            wanted = Wanted(self._in_turn(topic_id, queues), tiered, kept, ends)
-            run = await gather(self._source, wanted, oldest_ts, self._config.seal_bytes, self._thread)
-            if run is None:
-                break
-            await self._write(topic, run, sum(tiered.values()))
-            self._last_queue[topic_id] = run.pieces[-1].queue.queue
-            tiered = tiered | run.ends
-            for queue_id, end in run.ends.items():
-                self._source.tiered(queue_id, end)
-            objects += 1
+        async with InTurn() as commits:
+            while now_ms is None or await self._is_due(topic_id, now_ms, commits):
+                wanted = Wanted(self._in_turn(topic_id, queues), tiered, kept, ends)
+                oldest_ts = self._source.unsealed(topic_id)[1]
+                run = await gather(self._source, wanted, oldest_ts, self._config.seal_bytes, self._threads)
+                if run is None:
+                    break
+                sealed = await self._encode(topic, run, sum(tiered.values()))
+                self._last_queue[topic_id] = run.pieces[-1].queue.queue
+                tiered = tiered | run.ends
+                del run  # its rows are in the object: the memory is free for the next one
+                await commits.put(self._commit(sealed))
+                objects += 1
         return objects, tiered
+
+    async def _is_due(self, topic_id: int, now_ms: int, commits: InTurn) -> bool:
+        """Whether another run is. Beside one that is not committed yet only a full one."""
+        if commits.busy:
+            if self._source.unsealed(topic_id)[0] >= 2 * self._config.seal_bytes:
+                return True
+            await commits.finish()
+        return due(*self._source.unsealed(topic_id), now_ms, self._config) is not None
 
     async def _tiered(self, queues: list[QueueRef]) -> dict[int, int]:
         """Where each queue goes on, by the manifest; the engine is told, in case a commit's answer was lost."""
@@ -176,31 +200,43 @@ class Sealer:
         last = self._last_queue.get(topic_id, -1)
         return [q for q in queues if q.queue > last] + [q for q in queues if q.queue <= last]
 
-    async def _write(self, topic: TopicInfo, run: Run, sequence: int) -> None:
-        """Encode, upload and commit one run."""
+    async def _encode(self, topic: TopicInfo, run: Run, sequence: int) -> Sealed:
         started = self._clock.monotonic()
         epoch = self._source.epoch
-        encoded, ranges = await encode_run(run, topic.topic_id, epoch, self._thread)
+        encoded, ranges = await encode_run(run, topic.topic_id, epoch, self._threads)
         path = object_name(topic.tenant, topic.tier_name, run.first_ts, sequence, epoch, self._random.bytes(8))
+        self._counted.seal_seconds_total += self._clock.monotonic() - started
+        return Sealed(topic, epoch, path, encoded, ranges, run.ends, run.lost, run.bytes)
+
+    async def _commit(self, sealed: Sealed) -> None:
+        """Hash, upload and commit."""
+        started = self._clock.monotonic()
+        encoded = sealed.encoded
         obj = TierObject(
             object_id=self._random.bytes(16).hex(),
-            topic_id=topic.topic_id,
-            path=path,
+            topic_id=sealed.topic.topic_id,
+            path=sealed.path,
             bytes=len(encoded.data),
-            sha256=encoded.sha256,
+            sha256=await self._threads.run(lambda: encoded.sha256),
             footer_bytes=encoded.footer_bytes,
-            ranges=ranges,
+            ranges=sealed.ranges,
         )
-        await self._committer.commit(self._source.store_group, epoch, obj, encoded.data)
-        for lost in run.lost:
+        await self._committer.commit(self._source.store_group, sealed.epoch, obj, encoded.data)
+        for queue_id, end in sealed.ends.items():
+            self._source.tiered(queue_id, end)
+        self._tell(sealed)
+        self._counted.seal_seconds_total += self._clock.monotonic() - started
+
+    def _tell(self, sealed: Sealed) -> None:
+        for lost in sealed.lost:
             self._counted.seal_lost_rows_total += lost.end - lost.first
             log.error(
                 "topic %s, queue %d: messages %d to %d are not in the tier, sealing goes on behind them: %s",
-                topic.name, lost.queue.queue, lost.first, lost.end - 1, lost.reason,
+                sealed.topic.name, lost.queue.queue, lost.first, lost.end - 1, lost.reason,
             )  # fmt: skip
+        size = len(sealed.encoded.data)
         self._counted.seal_objects_total += 1
-        self._counted.seal_rows_total += sum(each.rows for each in ranges)
-        self._counted.seal_raw_bytes_total += run.bytes
-        self._counted.seal_bytes_total += obj.bytes
-        self._counted.seal_seconds_total += self._clock.monotonic() - started
-        log.info("sealed %s: %d bytes of %d raw", path, obj.bytes, run.bytes)
+        self._counted.seal_rows_total += sum(each.rows for each in sealed.ranges)
+        self._counted.seal_raw_bytes_total += sealed.raw_bytes
+        self._counted.seal_bytes_total += size
+        log.info("sealed %s: %d bytes of %d raw", sealed.path, size, sealed.raw_bytes)

@@ -1,8 +1,8 @@
-"""The one thread that decompresses and encodes for the tier: `SealThread`.
+"""The two threads that decompress, encode and hash for the tier: `SealThreads`.
 
-So sealing takes at most one core, and of that what producers and consumers leave: the thread runs at a lower priority
-(Linux has one for each thread). Sealing that falls behind is caught up with when it is quieter; until then the log
-holds the messages.
+So sealing takes what producers and consumers leave: the threads run at a lower priority (Linux has one for each
+thread). One run is encoded while the one before is hashed; sealing that falls behind is caught up with when it is
+quieter, and until then the log holds the messages.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ T = TypeVar("T")
 NICENESS = 19  # the least: 15 parts against 1,024 of a thread that serves, and whatever nobody wants
 
 
-class SealThread:
+class SealThreads:
     def __init__(self) -> None:
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="seal", initializer=_yield_to_others)
+        self._executor = ThreadPoolExecutor(2, thread_name_prefix="seal", initializer=_yield_to_others)
 
     async def run(self, call: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, call)

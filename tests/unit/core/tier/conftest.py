@@ -48,7 +48,7 @@ class CountingObjects:
         self.on_get: Callable[[], object] | None = None
 
     def add(self, path: str, encoded: Encoded) -> ObjectRef:
-        self.data[path] = encoded.data
+        self.data[path] = bytes(encoded.data)
         return ObjectRef(path, len(encoded.data), encoded.footer_bytes)
 
     async def get(self, key: str, first: int = 0, end: int | None = None) -> bytes:

@@ -105,3 +105,11 @@ async def test_head_sees_the_bytes_that_are_there(objects: DirectoryObjects, tmp
     await put(objects, "k", b"data")
     (tmp_path / "tier" / "k").write_bytes(b"dama")
     assert (await objects.head("k")).sha256 == hashlib.sha256(b"dama").hexdigest()
+
+
+async def test_a_large_object_is_put_in_steps(objects: DirectoryObjects, tmp_path: Path) -> None:
+    """What takes several steps, the last one short, is there byte by byte, also when it is a view."""
+    data = bytes(range(256)) * (3 * 4096) + b"end"
+    await objects.put_new("v1/large", memoryview(data), hashlib.sha256(data).hexdigest())
+    assert await objects.get("v1/large") == data
+    assert (await objects.head("v1/large")).bytes == len(data)

@@ -160,11 +160,22 @@ async def test_find_key_without_keys(
 async def test_offsets_the_object_does_not_hold(reader: TierReader, objects: CountingObjects, large: Large) -> None:
     """Asking for what the manifest should never have promised is an error that names object and offset."""
     ref = objects.add(PATH, large[0])
-    for queue, first in ((0, 999), (0, 4_200), (1, 0), (5, 80)):
+    for queue, first in ((0, 4_200), (1, 0), (5, 80)):
         with pytest.raises(Internal) as error:
             await reader.rows(ref, queue, first, first + 5, 10, MOST)
         assert error.value.code == "tier_corrupt"
         assert f"queue {queue}, offset {first}" in error.value.detail
+
+
+async def test_offsets_that_were_damaged_before_they_were_sealed(
+    reader: TierReader, objects: CountingObjects, large: Large
+) -> None:
+    """Below the object's first row of a queue: an error that says where to read on, as for a damaged log."""
+    ref = objects.add(PATH, large[0])
+    with pytest.raises(Internal) as error:
+        await reader.rows(ref, 0, 990, 2_000, 10, MOST)
+    assert error.value.code == "corrupt_range"
+    assert (error.value.extra["offset"], error.value.extra["next_offset"]) == (990, 1_000)
 
 
 async def test_a_missing_object(reader: TierReader, large: Large) -> None:

@@ -16,6 +16,7 @@ from millpond.core.errors import Conflict, Internal, Unavailable
 from millpond.core.limits import MIB, SEAL_QUEUES
 from millpond.core.schema import PAYLOAD_COLUMNS, TAG, TIER_SCHEMA
 from millpond.metadata.client import TopicSettings
+from millpond.store.client import StoredFrame
 
 if TYPE_CHECKING:
     from conftest import World
@@ -414,3 +415,52 @@ async def test_a_deleted_topic_is_left_alone(world: World) -> None:
     world.source.append(0, [b"a"])
     await world.metadata.delete_topic("default", "orders")
     assert await world.sealer.seal_once(NOON + DAY_MS) == 0
+
+
+async def test_a_run_is_read_while_the_one_before_is_uploaded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An upload does not stop the next run from being read; its commit follows, and both are in the manifest."""
+    world.config = msgspec.structs.replace(world.config, seal_bytes=1_000)
+    go = asyncio.Event()
+    uploading = asyncio.Event()
+
+    class Slow(Faulty):
+        async def put_new(self, *arguments: Any) -> None:
+            uploading.set()
+            await go.wait()
+            await self.target.put_new(*arguments)
+
+    sealer = await world.restart(objects=Slow(world.objects, None, None))
+    for _ in range(3):
+        world.source.append(0, [bytes(1_000)])
+    read = world.source.frames
+    second = asyncio.Event()
+
+    async def frames(queue_id: int, offset: int, end: int, max_bytes: int) -> list[StoredFrame]:
+        if offset == 1:
+            second.set()
+        return await read(queue_id, offset, end, max_bytes)
+
+    monkeypatch.setattr(world.source, "frames", frames)
+    sealing = asyncio.create_task(sealer.seal_topic(world.topic.topic_id))
+    async with asyncio.timeout(10):
+        await uploading.wait()
+        await second.wait()
+    assert await world.tiered() == [0, 0, 0]
+    go.set()
+    await sealing
+    assert await world.tiered() == [3, 0, 0]
+    assert [r.first for obj in await world.manifest() for r in obj.ranges] == [0, 1, 2]
+
+
+async def test_nothing_is_committed_behind_an_upload_that_failed(world: World) -> None:
+    """The run that was read meanwhile is dropped, and sealed in its turn the next time."""
+    world.config = msgspec.structs.replace(world.config, seal_bytes=1_000)
+    away = Unavailable("tier_unavailable", "away")
+    sealer = await world.restart(objects=Faulty(world.objects, raising("put_new", away), None))
+    for _ in range(3):
+        world.source.append(0, [bytes(1_000)])
+    with pytest.raises(Unavailable):
+        await sealer.seal_topic(world.topic.topic_id)
+    assert await world.tiered() == [0, 0, 0]
+    await sealer.seal_topic(world.topic.topic_id)
+    assert await stored_rows(world) == {0: [bytes(1_000)] * 3, 1: [], 2: []}
