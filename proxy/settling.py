@@ -76,6 +76,8 @@ async def settle_items(parts: Parts, topic: TopicInfo, group: GroupInfo, items: 
 
 def _split(ids: list[str]) -> tuple[list[str], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """(distinct tokens, each id's token or -1, each id's row). An id is a token, a dot, a number."""
+    if not ids:  # all by receipts
+        return [], np.empty(0, np.int64), np.empty(0, np.int64)
     column = pa.array([text if text.isascii() else "" for text in ids], pa.string())
     pieces = pc.split_pattern(column, ".", max_splits=1, reverse=True)
     whole = pc.equal(pc.list_value_length(pieces), 2)

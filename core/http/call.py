@@ -132,7 +132,7 @@ class Call(Generic[PartsT]):
         header = self.request.headers.get("Accept")
         if header is None or header == "*/*" or header == media_types[0]:
             return media_types[0]
-        return negotiate(header, media_types)
+        return header if header in media_types else negotiate(header, media_types)
 
 
 def answer(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:

@@ -24,7 +24,6 @@ from aiohttp import web
 from millpond.core import arrow as core_arrow
 from millpond.core.errors import BadRequest, MillpondError, Unprocessable, UnsupportedMedia, from_info
 from millpond.core.hashing import dedup_hash, hash_bytes, hash_text
-from millpond.core.http.call import answer
 from millpond.core.http.routing import Route
 from millpond.core.http.whole import whole
 from millpond.core.limits import BATCH_BYTES, DEDUP_ID_BYTES
@@ -65,7 +64,7 @@ async def produce(call: ProxyCall) -> web.StreamResponse:
     batch = request.batch if request.batch is not None else _alone(request.single)
     count, errors, placed = await _many(parts, topic, batch, request.session, queue, idempotency_key, minimal)
     parts.counters.add("produced_messages_total", count)
-    return _answer(count, errors, placed, accepted, minimal)
+    return _answer(call, count, errors, placed, accepted, minimal)
 
 
 async def _decode(call: ProxyCall) -> tuple[Request, int | None]:
@@ -127,8 +126,7 @@ async def _one(
     if isinstance(placed, MillpondError):
         raise from_info(placed.info())  # one error may be many requests'; each raises its own
     parts.counters.add("produced_messages_total")
-    encoder = _msgpack_encoder if accepted == MSGPACK else _json_encoder
-    return whole(call.request, encoder.encode(ProduceResults([result_of(queue, placed)])), accepted)
+    return _encoded(call, ProduceResults([result_of(queue, placed)]), accepted)
 
 
 def _checked_queue(field: str, number: int, queues: int) -> int:
@@ -220,27 +218,31 @@ def _first(errors: dict[int, MillpondError]) -> MillpondError:
 
 
 def _answer(
-    count: int, errors: dict[int, MillpondError], placed: list[QueuePlaced], accepted: str, minimal: bool
+    call: ProxyCall,
+    count: int,
+    errors: dict[int, MillpondError],
+    placed: list[QueuePlaced],
+    accepted: str,
+    minimal: bool,
 ) -> web.StreamResponse:
     failed = [error for part in placed for error in part.placed.errors.values()]
     if len(failed) + len(errors) == count:
         raise from_info(failed[0].info())  # nothing was accepted (all refused before sending was raised earlier)
     if not minimal or (failed and accepted != ARROW):
-        return _encoded(ProduceResults(results(count, errors, placed)), accepted)
+        return _encoded(call, ProduceResults(results(count, errors, placed)), accepted)
     found = ranges(placed)
     if failed:
         info = failed[0].info()
         extra: dict[str, Any] = {**info.extra, "ranges": msgspec.to_builtins(found)}
         raise from_info(msgspec.structs.replace(info, extra=extra))
     if accepted == ARROW:
-        return web.Response(body=ranges_table(found).to_pybytes(), content_type=ARROW)
-    return _encoded(ProduceRanges(found), accepted)
+        return whole(call.request, ranges_table(found).to_pybytes(), ARROW)
+    return _encoded(call, ProduceRanges(found), accepted)
 
 
-def _encoded(value: ProduceResults | ProduceRanges, accepted: str) -> web.Response:
-    if accepted == MSGPACK:
-        return web.Response(body=_msgpack_encoder.encode(value), content_type=MSGPACK)
-    return answer(value)
+def _encoded(call: ProxyCall, value: ProduceResults | ProduceRanges, accepted: str) -> web.StreamResponse:
+    encoder = _msgpack_encoder if accepted == MSGPACK else _json_encoder
+    return whole(call.request, encoder.encode(value), accepted)
 
 
 ROUTES = [
