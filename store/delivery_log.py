@@ -51,8 +51,9 @@ class EngineLog:
         """An estimate for each of [first, end): its share of its frame."""
         entries = await self._entries(queue_id, first, end)
         positions = entries["position"]
-        _, inverse, counts = np.unique(positions, return_inverse=True, return_counts=True)
-        return entries["length"] / counts[inverse]
+        heads = np.flatnonzero(np.concatenate(([True], positions[1:] != positions[:-1])))
+        counts = np.diff(heads, append=len(entries))
+        return np.repeat(entries["length"][heads] / counts, counts)
 
     async def _entries(self, queue_id: int, first: int, end: int) -> npt.NDArray[np.void]:
         if first >= end:
