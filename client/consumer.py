@@ -27,6 +27,8 @@ from millpond.client.topics import Topics
 from millpond.core import limits
 from millpond.core.errors import BadRequest, MillpondError
 
+FEW_MESSAGES = 16
+
 
 class Consumer:
     """Topic and group are all it needs.
@@ -204,6 +206,8 @@ class Consumer:
         self._buffered += sum(map(len, batches))
         if batches:
             self._arrived.set()
+            if self._buffered <= FEW_MESSAGES:
+                await asyncio.sleep(0)  # few are wanted at once; of many, the next ones are asked for first
 
     async def _extend_loop(self) -> None:
         """Before two thirds of a lease are over, extend it; for 12 h after it was given at most."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from hashlib import shake_256
 from itertools import cycle, islice
@@ -12,6 +13,7 @@ from millpond.client.consumer import Consumer
 from millpond.client.load.figures import Rate, Times
 from millpond.client.producer import Producer
 from millpond.client.reader import Reader
+from millpond.core.clock import Clock
 
 SLICE = 500  # messages between two looks at the clock and the buffer
 LETTERS = bytes(ord("A") + i % 26 for i in range(256))
@@ -160,20 +162,39 @@ async def latency(
     ):
         await _first_round(producer, consumer)
         receiving = asyncio.create_task(receive())
-        begin = clock.monotonic()
-        for number in range(total):
-            at = begin + number / per_second
-            wait = at - clock.monotonic()
-            if wait > 0:
-                await asyncio.sleep(wait)
+
+        def send(number: int, at: float) -> None:
             name = b"%08d" % number
             due[name] = at
             producer.send_nowait(name.ljust(message_bytes, b"x"))
+
+        await _paced(clock, total, per_second, send)
         await producer.flush()
         await asyncio.wait([receiving], timeout=IDLE_SECONDS)
         receiving.cancel()
         await asyncio.wait([receiving])
     return Times.of(took)
+
+
+async def _paced(clock: Clock, total: int, per_second: int, send: Callable[[int, float], None]) -> None:
+    """Call `send(number, when it was due)` at a steady rate. By a thread: a loop has timers of a millisecond only,
+    which is more than what is measured."""
+    loop = asyncio.get_running_loop()
+    ended = threading.Event()
+
+    def pace() -> None:
+        begin = clock.monotonic()
+        for number in range(total):
+            at = begin + number / per_second
+            if ended.wait(max(0.0, at - clock.monotonic())):
+                return
+            loop.call_soon_threadsafe(send, number, at)
+
+    pacing = loop.run_in_executor(None, pace)
+    try:
+        await pacing
+    finally:
+        ended.set()
 
 
 async def _first_round(producer: Producer, consumer: Consumer) -> None:
