@@ -25,6 +25,7 @@ import pyarrow as pa
 from millpond.core.errors import BelowLocal, Internal
 from millpond.core.frame import HEADER_BYTES, FrameHeader, unpack_header
 from millpond.core.limits import BEGUN_BYTES, KIB, MIB
+from millpond.core.priority import yield_to_others
 from millpond.store.client import StoredFrame
 from millpond.store.commitlog import CommitLog, Segment
 from millpond.store.directory import FrameSpot
@@ -61,16 +62,18 @@ class FrameReader:
         self._quarantine = quarantine
         self._begun = Recent(BEGUN_BYTES)
         self._threads = ThreadPoolExecutor(2, "millpond-read")
+        self._background = ThreadPoolExecutor(1, "millpond-seal-read", yield_to_others)
 
-    async def frames(self, spots: list[FrameSpot]) -> list[StoredFrame]:
-        """The frames at `spots`, in their order. Raises Internal(corrupt_range): `offset` is the first that cannot be
-        read, `next_offset` the first behind it that may."""
+    async def frames(self, spots: list[FrameSpot], *, background: bool = False) -> list[StoredFrame]:
+        """The frames at `spots`, in their order; `background`: nobody waits for them, they are read when there is time.
+        Raises Internal(corrupt_range): `offset` is the first that cannot be read, `next_offset` the first behind it
+        that may."""
         recent = [self._recent.get(spot.position) or self._begun.get(spot.position) for spot in spots]
         absent = [spot for spot, frame in zip(spots, recent, strict=True) if frame is None]
-        stored = iter(await self._stored(absent) if absent else [])
+        stored = iter(await self._stored(absent, background) if absent else [])
         return [next(stored) if frame is None else frame for frame in recent]
 
-    async def _stored(self, spots: list[FrameSpot]) -> list[StoredFrame]:
+    async def _stored(self, spots: list[FrameSpot], background: bool = False) -> list[StoredFrame]:
         """The frames at `spots` from their segments."""
         try:
             extents = self._extents(spots)
@@ -78,7 +81,8 @@ class FrameReader:
                 cached = self._cached(extents)
                 if cached is not None:
                     return cached
-            frames = await asyncio.get_running_loop().run_in_executor(self._threads, self._load, extents)
+            threads = self._background if background else self._threads
+            frames = await asyncio.get_running_loop().run_in_executor(threads, self._load, extents)
         except DamagedFrame as error:
             if self._log.segment_of(error.position) is None:
                 raise BelowLocal(
@@ -163,6 +167,7 @@ class FrameReader:
 
     def close(self) -> None:
         self._threads.shutdown(wait=True)
+        self._background.shutdown(wait=True)
 
 
 def _copied(frame: StoredFrame) -> StoredFrame:

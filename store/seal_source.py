@@ -113,7 +113,7 @@ class EngineSealSource:
                 break
             chosen.append(spot)
             size += spot.length
-        return await self._reader.frames(chosen)
+        return await self._reader.frames(chosen, background=True)
 
     def tiered(self, queue_id: int, end: int) -> None:
         queue = self._tail.fold.queues.get(queue_id)

@@ -29,6 +29,7 @@ from typing import TypeVar
 from millpond.core.clock import Clock, Random
 from millpond.core.errors import Conflict, NotFound, Unavailable
 from millpond.core.limits import MIB, OBJECT_BYTES_PER_SECOND, OBJECT_SECONDS, OBJECT_TEMPORARY_MS, OBJECT_THREADS
+from millpond.core.priority import yield_to_others
 from millpond.core.tier.keys import check_key
 from millpond.core.tier.objects import ObjectMeta
 from millpond.core.tier.pool import ObjectPool
@@ -46,6 +47,7 @@ _REASONS = {
     errno.EEXIST: "a part of the path is not a directory",
 }
 _HASH_BYTES = 4 * MIB
+SEALING_THREADS = 2  # puts and the look at what was put, at the lowest priority: one object is on its way at a time
 _STEP_BYTES = MIB  # written and synced at once: an fsync of the log's waits behind no more than this
 
 
@@ -58,6 +60,7 @@ class DirectoryObjects:
         self._clock = clock
         self._random = random
         self._pool = ObjectPool(OBJECT_THREADS, "tier")
+        self._sealing = ObjectPool(SEALING_THREADS, "tier-seal", yield_to_others)  # readers have the other one
 
     @property
     def url(self) -> str:
@@ -66,7 +69,7 @@ class DirectoryObjects:
     async def put_new(self, key: str, data: bytes | memoryview, sha256: str) -> None:
         """See `ObjectStore`. `sha256` is not needed here: `head` computes it from the file."""
         path = self._path(key)
-        await self._run("put", key, lambda: self._create(path, key, data), len(data))
+        await self._run("put", key, lambda: self._create(path, key, data), len(data), self._sealing)
 
     async def replace(self, key: str, data: bytes, etag: str | None) -> str:
         path = self._path(key)
@@ -78,7 +81,7 @@ class DirectoryObjects:
 
     async def head(self, key: str) -> ObjectMeta:
         path = self._path(key)
-        return await self._run("head", key, lambda: _describe(path, key))
+        return await self._run("head", key, lambda: _describe(path, key), pool=self._sealing)
 
     async def list(self, prefix: str, after: str = "", limit: int = 1000) -> list[ObjectMeta]:
         return await self._run("list", prefix, lambda: _list(self._root, prefix, after, limit))
@@ -92,14 +95,17 @@ class DirectoryObjects:
 
     async def close(self) -> None:
         self._pool.close()
+        self._sealing.close()
 
     def _path(self, key: str) -> Path:
         return self._root / check_key(key)
 
-    async def _run(self, verb: str, key: str, call: Callable[[], T], size: int = 0) -> T:
+    async def _run(
+        self, verb: str, key: str, call: Callable[[], T], size: int = 0, pool: ObjectPool | None = None
+    ) -> T:
         what = f"{verb} {key} in {self._root}"
         try:
-            return await self._pool.run(OBJECT_SECONDS + size / OBJECT_BYTES_PER_SECOND, what, call)
+            return await (pool or self._pool).run(OBJECT_SECONDS + size / OBJECT_BYTES_PER_SECOND, what, call)
         except FileNotFoundError:
             raise NotFound("object_not_found", f"{what}: there is no such object") from None
         except OSError as error:

@@ -8,26 +8,21 @@ quieter, and until then the log holds the messages.
 from __future__ import annotations
 
 import asyncio
-import os
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from millpond.core.priority import yield_to_others
+
 T = TypeVar("T")
-NICENESS = 19  # the least: 15 parts against 1,024 of a thread that serves, and whatever nobody wants
 
 
 class SealThreads:
     def __init__(self) -> None:
-        self._executor = ThreadPoolExecutor(2, thread_name_prefix="seal", initializer=_yield_to_others)
+        self._executor = ThreadPoolExecutor(2, thread_name_prefix="seal", initializer=yield_to_others)
 
     async def run(self, call: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, call)
 
     def close(self) -> None:
         self._executor.shutdown(wait=False, cancel_futures=True)
-
-
-def _yield_to_others() -> None:
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
