@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Literal
 
 import msgspec
@@ -52,10 +53,12 @@ class Reader:
         tail: int | None = None,
         clock: Literal["store", "born"] = "store",
         limit: int = limits.RECEIVE_MESSAGES,
+        max_bytes: int = limits.RECEIVE_BYTES,
         wait_ms: int = 0,
         tag: str | None = None,
     ) -> Page:
-        """From `offset`, from the first message at `time_ms`, or the last `tail` ones; the start when none is given.
+        """From `offset`, from the first message at `time_ms`, or the last `tail` ones; the start when none is given. Up
+        to `limit` messages and about `max_bytes`: there may be more behind a page that has less.
 
         At the end it waits up to `wait_ms` for a message. Raises OffsetExpired, OffsetOutOfRange.
         """
@@ -65,6 +68,7 @@ class Reader:
             "tail": tail,
             "clock": clock if time_ms is not None else None,
             "limit": limit,
+            "max_bytes": max_bytes,
             "wait_ms": wait_ms or None,
             "filter": tag,
         }
@@ -86,15 +90,17 @@ class Reader:
         tail: int | None = None,
         clock: Literal["store", "born"] = "store",
         limit: int = limits.READ_MESSAGES,
+        max_bytes: int = limits.RECEIVE_BYTES,
         tag: str | None = None,
         follow: bool = False,
     ) -> AsyncIterator[Page]:
         """Page after page up to the end, or for ever with `follow`. Empty pages are left out. While one is handled the
         next is on its way."""
+        read = partial(self.read, limit=limit, max_bytes=max_bytes, tag=tag)
         wait_ms = limits.WAIT_MS // 2 if follow else 0
-        page = await self.read(offset=offset, time_ms=time_ms, tail=tail, clock=clock, limit=limit, tag=tag)
+        page = await read(offset=offset, time_ms=time_ms, tail=tail, clock=clock)
         while page.next_offset < page.end_offset or follow:
-            ahead = asyncio.ensure_future(self.read(offset=page.next_offset, limit=limit, wait_ms=wait_ms, tag=tag))
+            ahead = asyncio.ensure_future(read(offset=page.next_offset, wait_ms=wait_ms))
             try:
                 await asyncio.sleep(0)  # the request goes out before a handler may keep the loop
                 if page.messages.num_rows:

@@ -138,7 +138,10 @@ class RangeReader:
                     break
             else:
                 taken.at = max(taken.at, step.next_offset)
-            spent = taken.full or not taken.room_rows or taken.room_bytes <= 0 or taken.scanned_bytes >= SCAN_BYTES
+            # More than half full is full: what another step adds would end within a frame, which is read again for
+            # the rest of it. Who reads on from frame to frame has each read once.
+            filled = taken.room_bytes <= max_bytes // 2 if taken.batches else False
+            spent = taken.full or not taken.room_rows or filled or taken.scanned_bytes >= SCAN_BYTES
             if spent or taken.at == begin or (step.ends and taken.at >= step.ends.end_offset):
                 break
         if ends is None:

@@ -55,6 +55,17 @@ async def test_bytes_bound_a_page_but_one_row_always_comes(world: Any, frame: An
     assert (sum(part.num_rows for part in one.batches), one.next_offset) == (1, 1)
 
 
+async def test_a_page_ends_with_a_frame_rather_than_in_the_next(world: Any, frame: Any) -> None:
+    """More than half of `max_bytes` is enough: who reads on from page to page has each frame read once."""
+    for number in range(4):
+        world.store.add(frame(10 * number, [b"x" * 1000] * 10))
+    queue = world.topic.queues[0]
+    found = await world.reader.read(world.topic, queue, 0, 100, 16_000)
+    assert found.next_offset == 10
+    few = await world.reader.read(world.topic, queue, 0, 100, 25_000)
+    assert few.next_offset % 10 == 0
+
+
 async def test_no_gap_and_no_repeat_while_the_boundary_moves(world: Any, frame: Any) -> None:
     """Segments are sealed and recycled between any two calls: every message comes once, in order."""
     fill(world, frame)
