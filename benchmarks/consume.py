@@ -28,5 +28,5 @@ async def measure(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
             return rate.per_second
 
         runs = {"consume, Arrow batches": lambda: consume(False), "consume, messages": lambda: consume(True)}
-        found = await interleaved(setup.rounds, runs, tell, lambda: harness.settled(service.pid))
+        found = await interleaved(setup.rounds, runs, tell, lambda: harness.settled(service.pid), True)
     return [Line(name, "messages/s", values) for name, values in found.items()]

@@ -123,16 +123,19 @@ async def interleaved(
     runs: Mapping[str, Callable[[], Awaitable[float]]],
     tell: Callable[[str], None],
     settle: Callable[[], Awaitable[object]] | None = None,
+    warm: bool = False,
 ) -> dict[str, list[float]]:
     """Each of `runs` once a round, so that a change of the machine's mood meets all of them; `settle` before each, so
-    that none pays for what the one before it left."""
+    that none pays for what the one before it left. `warm`: a round before them that is not counted."""
     found: dict[str, list[float]] = {name: [] for name in runs}
-    for number in range(rounds):
+    for number in range(0 if warm else 1, rounds + 1):
         for name, run in runs.items():
-            tell(f"{name}, round {number + 1} of {rounds}")
+            tell(f"{name}, round {number} of {rounds}" if number else f"{name}, warming up")
             if settle is not None:
                 await settle()
-            found[name].append(await run())
+            figure = await run()
+            if number:
+                found[name].append(figure)
     return found
 
 

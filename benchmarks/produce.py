@@ -97,7 +97,7 @@ async def measure(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
         runs[IDLE] = partial(single.requests_per_second, idle_url, "/", setup)
         for durability in durabilities:
             runs[f"single produce, {durability}"] = partial(by_requests, service.url, connection, setup, durability)
-        found = await interleaved(setup.rounds, runs, tell, lambda: harness.settled(service.pid))
+        found = await interleaved(setup.rounds, runs, tell, lambda: harness.settled(service.pid), True)
     return [_line(name, values) for name, values in found.items()]
 
 

@@ -21,7 +21,7 @@ class ElasticMq(Peer):
     key = "elasticmq"
     title = "ElasticMQ"
     version = "1.6.14"
-    warm_seconds = 10.0
+    warm_seconds = 20.0
     unfair = (
         "To ElasticMQ: a JVM that has compiled itself only as far as the round that is not counted takes it. To us: "
         "nothing of it is ever written to a disk."

@@ -1,0 +1,42 @@
+"""Rounds take turns, and a round waits until what went before has come to rest."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import pytest
+
+from benchmarks import harness
+
+
+async def test_rounds_take_turns() -> None:
+    """A B A B, each after the rest; the warming round is not counted."""
+    seen: list[str] = []
+
+    async def settle() -> None:
+        seen.append("rest")
+
+    def run(name: str) -> harness.Callable[[], harness.Awaitable[float]]:
+        async def one() -> float:
+            seen.append(name)
+            return float(len(seen))
+
+        return one
+
+    found = await harness.interleaved(1, {"a": run("a"), "b": run("b")}, seen.append, settle, warm=True)
+    assert [each for each in seen if each in {"a", "b", "rest"}] == ["rest", "a", "rest", "b"] * 2
+    assert [len(values) for values in found.values()] == [1, 1]
+    assert found["a"] > [seen.index("b")]
+
+
+@pytest.mark.parametrize(("code", "rests"), [("import signal; signal.pause()", True), ("while True: pass", False)])
+async def test_a_round_waits_for_rest(monkeypatch: pytest.MonkeyPatch, code: str, rests: bool) -> None:
+    """While a process computes, but not for ever; one that waits is at rest, and so is one that is gone."""
+    monkeypatch.setattr(harness, "SETTLE_SECONDS", 1.0)
+    process = await asyncio.create_subprocess_exec(sys.executable, "-S", "-c", code)
+    try:
+        assert await harness.settled(process.pid, 2**22 - 1) is rests
+    finally:
+        process.kill()
+        await process.wait()
