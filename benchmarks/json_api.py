@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Callable
 from itertools import count
 
-import aiohttp
 import msgspec
 
 from benchmarks import harness
@@ -18,11 +17,9 @@ from benchmarks.harness import Line, Setup, interleaved
 from millpond.client.connection import Connection, path_of
 from millpond.client.load import batched
 from millpond.client.topics import Topics
-from millpond.core.clock import SystemClock
 from millpond.core.limits import RECEIVE_BYTES_MOST, RECEIVE_MESSAGES
 
 MESSAGES_PER_SECOND = 150_000  # how many are there to be received, for each second of the setup
-_JSON = {"Content-Type": "application/json"}
 _names = count()
 
 
@@ -35,7 +32,7 @@ async def measure(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
         await batched.produce(connection, topic, setup.message_bytes, count=total)
         runs = {
             "JSON receive of 1,000": lambda: receive(connection, topic, total),
-            "JSON produce of 1,000, memory": lambda: produce(connection, service.url, setup),
+            "JSON produce of 1,000, memory": lambda: produce(connection, setup),
         }
         found = await interleaved(setup.rounds, runs, tell)
     return [Line(name, "messages/s", values) for name, values in found.items()]
@@ -62,22 +59,24 @@ async def receive(connection: Connection, topic: str, total: int) -> float:
     return taken / (connection.clock.monotonic() - begin)
 
 
-async def produce(connection: Connection, url: str, setup: Setup) -> float:
+async def produce(connection: Connection, setup: Setup) -> float:
     """Messages per second, two requests at a time."""
-    clock = SystemClock()
+    clock = connection.clock
     topic = f"bench.json.{next(_names)}"
     await Topics(connection).create(topic, queues=setup.queues, durability="memory")
     bodies = batched.bodies(setup.message_bytes, 1000)
     body = msgspec.json.encode({"messages": [{"body": one.decode()} for one in bodies]})
     path = path_of("topics", topic, "messages")
-    sent = 0
-    async with aiohttp.ClientSession(url) as session:
-        begin = clock.monotonic()
+    begin = clock.monotonic()
+
+    async def send() -> int:
+        sent = 0
         while clock.monotonic() - begin < setup.seconds:
-            async with session.post(path, data=aiohttp.BytesPayload(body), headers=_JSON) as answer:
-                answer.raise_for_status()
-                await answer.read()
+            await connection.call("POST", path, body)
             sent += len(bodies)
-        took = clock.monotonic() - begin
+        return sent
+
+    sent = sum(await asyncio.gather(send(), send()))
+    took = clock.monotonic() - begin
     await Topics(connection).delete(topic)
     return sent / took
