@@ -177,8 +177,8 @@ async def latency(
 
 
 async def _paced(clock: Clock, total: int, per_second: int, send: Callable[[int, float], None]) -> None:
-    """Call `send(number, when it was due)` at a steady rate. By a thread: a loop has timers of a millisecond only,
-    which is more than what is measured."""
+    """Call `send(number, when it was due)` at a steady rate, from a thread: a loop's timers are true to a millisecond
+    only, which is more than what is measured."""
     loop = asyncio.get_running_loop()
     ended = threading.Event()
 
