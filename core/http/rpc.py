@@ -21,20 +21,19 @@ import struct
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeVar, cast, get_type_hints
 
-import aiohttp
 import msgspec
 import pyarrow as pa
 from aiohttp import web
-from aiohttp.abc import AbstractStreamWriter
-from aiohttp.payload import Payload
 
 from millpond.core import limits
 from millpond.core.errors import BadRequest, ErrorInfo, Internal, MillpondError, Unavailable, from_info
 from millpond.core.http.call import Body, Call
-from millpond.core.http.client import HttpClient
+from millpond.core.http.client import CannotConnect, HttpClient
+from millpond.core.http.exchange import Answer
 from millpond.core.http.problem import PROBLEM_TYPE
 from millpond.core.http.routing import Route
 from millpond.core.http.secret import SECRET_HEADER
+from millpond.core.http.whole import pieces, whole
 
 BODY_TYPE = "application/vnd.millpond.call"
 ERROR_TYPE = "application/vnd.millpond.error"
@@ -194,11 +193,13 @@ def serve(protocol: type[T], implementation: T) -> list[Route]:
     ]
 
 
-def _handler(method: Method, function: Callable[..., Awaitable[Any]]) -> Callable[[Call[Any]], Awaitable[web.Response]]:
-    async def handle(call: Call[Any]) -> web.Response:
+def _handler(
+    method: Method, function: Callable[..., Awaitable[Any]]
+) -> Callable[[Call[Any]], Awaitable[web.StreamResponse]]:
+    async def handle(call: Call[Any]) -> web.StreamResponse:
         try:
             arguments = _arguments(method, await call.body(BODY_BYTES))
-            return body_response(pack(await function(*arguments)))
+            return body_response(call.request, pack(await function(*arguments)))
         except MillpondError as error:
             return error_response(error)
 
@@ -212,44 +213,22 @@ def _arguments(method: Method, body: Body) -> Any:
         raise BadRequest("malformed_body", f"{method.name}: {error}") from error
 
 
-def _answer(method: Method, body: bytes) -> Any:
+def _answer(method: Method, body: Body) -> Any:
     try:
         return method.answer.unpack(body)
     except ValueError as error:
         raise Internal("internal", f"{method.name}: the answer is {error}") from error
 
 
-def body_response(segments: Segments) -> web.Response:
-    return web.Response(body=_payload(segments), headers={"Content-Type": BODY_TYPE})
+def body_response(request: web.BaseRequest, segments: Segments) -> web.StreamResponse:
+    if size_of(segments) <= JOIN_BYTES:
+        return whole(request, b"".join(segments), BODY_TYPE)
+    return pieces(request, segments, BODY_TYPE)
 
 
 def error_response(error: MillpondError) -> web.Response:
     headers = {"Content-Type": ERROR_TYPE}
     return web.Response(body=msgspec.msgpack.encode(error.info()), status=error.status, headers=headers)
-
-
-class _SegmentsPayload(Payload):
-    """A body sent segment by segment, without joining them."""
-
-    def __init__(self, segments: Segments, size: int) -> None:
-        super().__init__(segments, content_type=BODY_TYPE)
-        self._size = size
-
-    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
-        raise TypeError("a body of a call is not text")
-
-    async def write(self, writer: AbstractStreamWriter) -> None:
-        for segment in self._value:
-            await writer.write(memoryview(segment))
-
-    async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
-        assert content_length in {None, self._size}, "the size is known"
-        await self.write(writer)
-
-
-def _payload(segments: Segments) -> Any:
-    size = size_of(segments)
-    return b"".join(segments) if size <= JOIN_BYTES else _SegmentsPayload(segments, size)
 
 
 # -- callers --------------------------------------------------------------------------------------------------
@@ -300,15 +279,15 @@ class Caller:
             return _answer(method, body)
         raise _error_of(method, status, kind, body)
 
-    async def _post(self, method: Method, segments: Segments, seconds: float) -> tuple[int, str, bytes]:
+    async def _post(self, method: Method, segments: Segments, seconds: float) -> Answer:
         url = f"{self._base_url}/internal/v1/{method.service}/{method.name}"
         try:
-            return await self._client.post(url, _payload(segments), self._headers, seconds, BODY_BYTES)
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            return await self._client.post(url, segments, self._headers, seconds, BODY_BYTES)
+        except CannotConnect as error:
             raise _away(method, f"{self._base_url} cannot be reached") from error
         except TimeoutError as error:
             raise Unavailable("unknown_outcome", f"{method.name}: no answer within {seconds:.0f} s") from error
-        except (aiohttp.ClientError, ConnectionError) as error:
+        except ConnectionError as error:
             raise Unavailable("unknown_outcome", f"{method.name}: the connection ended: {error}") from error
         except ValueError as error:
             raise Internal("internal", str(error)) from error
@@ -328,7 +307,7 @@ class _Problem(msgspec.Struct):
     detail: str
 
 
-def _error_of(method: Method, status: int, kind: str, body: bytes) -> MillpondError:
+def _error_of(method: Method, status: int, kind: str, body: Body) -> MillpondError:
     """The error an answer stands for; what the listener itself refused is the peer being unavailable."""
     try:
         if kind == ERROR_TYPE:
