@@ -11,7 +11,7 @@ from aiohttp import web
 
 from millpond.core.errors import Forbidden, StartupError
 from millpond.core.http.routing import Scope
-from millpond.core.http.server import is_loopback
+from millpond.core.http.server import Headed, is_loopback
 from millpond.metadata.client import Principal
 from millpond.proxy.catalog import Catalog
 
@@ -24,7 +24,7 @@ class KeyGate:
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
 
-    def known(self, request: web.BaseRequest, scope: Scope | None) -> Principal | None:
+    def known(self, request: Headed, scope: Scope | None) -> Principal | None:
         if scope is None:
             return NOBODY
         principal = self._catalog.known_principal(request.headers.get("Authorization"))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, cast
 from urllib.parse import parse_qsl
@@ -48,10 +48,10 @@ class Principal(Protocol):
     def scopes(self) -> list[str]: ...
 
 
-class Straight(Protocol):
+class Taker(Protocol):
     """What of a connection (`connection.py`) a request's body needs."""
 
-    def straight(self, request: web.BaseRequest) -> StraightBody | None: ...
+    def taken(self, request: web.BaseRequest) -> StraightBody | bytes | None: ...
 
 
 class BodyPace(NamedTuple):
@@ -94,7 +94,7 @@ class Call(Generic[PartsT]):
     @property
     def media_type(self) -> str:
         """Content-Type in lower case without parameters; empty when there is none."""
-        return self.request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+        return media_type_of(self.request.headers)
 
     def query(self, shape: type[StructT]) -> StructT:
         """The query string as `shape` (every field a parameter). Raises BadRequest naming the parameter."""
@@ -110,11 +110,13 @@ class Call(Generic[PartsT]):
         if self._body is None:
             request = self.request
             _check_declared(request, limit_bytes)
-            straight = cast(Straight, request.protocol).straight(request)
-            if straight is not None:
-                self._body = await _read_straight(request, straight, self._pace)
+            taken = cast(Taker, request.protocol).taken(request)
+            if isinstance(taken, bytes):
+                self._body = _bounded(taken, limit_bytes)
+            elif taken is not None:
+                self._body = await _read_straight(request, taken, self._pace)
             elif request.content.is_eof():
-                self._body = _body_at_hand(request, limit_bytes)
+                self._body = _bounded(request.content.read_nowait(), limit_bytes)  # it came with the head
             else:
                 self._body = await _read_slowly(request, limit_bytes, self._pace)
         return self._body
@@ -133,6 +135,11 @@ class Call(Generic[PartsT]):
         if header is None or header == "*/*" or header == media_types[0]:
             return media_types[0]
         return header if header in media_types else negotiate(header, media_types)
+
+
+def media_type_of(headers: Mapping[str, str]) -> str:
+    """Content-Type in lower case without parameters; empty when there is none."""
+    return headers.get("Content-Type", "").partition(";")[0].strip().lower()
 
 
 def answer(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
@@ -157,9 +164,7 @@ def _check_declared(request: web.BaseRequest, limit_bytes: int) -> None:
         raise _too_large(limit_bytes)
 
 
-def _body_at_hand(request: web.BaseRequest, limit_bytes: int) -> bytes:
-    """A body all of which came with the head: small ones do."""
-    body = request.content.read_nowait()
+def _bounded(body: bytes, limit_bytes: int) -> bytes:
     if len(body) > limit_bytes:
         raise _too_large(limit_bytes)
     return body

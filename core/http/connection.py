@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from http import HTTPStatus
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from aiohttp import web
-from aiohttp.http import HttpRequestParser
+from aiohttp import HttpVersion11, StreamReader, web
+from aiohttp.http import HttpRequestParser, RawRequestMessage
 from aiohttp.http_exceptions import LineTooLong
 from aiohttp.web_protocol import MAX_MSG_QUEUE_SIZE, _ErrInfo
 
@@ -27,6 +28,8 @@ from millpond.core import limits
 from millpond.core.errors import BadRequest, HeadersTooLarge, Internal, MillpondError, RequestTimeout, Unavailable
 from millpond.core.http.call import BodyPace
 from millpond.core.http.problem import problem_bytes, problem_headers, problem_response
+from millpond.core.http.prompt import PROMPT_BYTES, Prompt
+from millpond.core.http.routing import Found
 from millpond.core.http.straight import STRAIGHT_BYTES, STRAIGHT_BYTES_AT_ONCE, STRAIGHT_BYTES_MOST, StraightBody
 
 STALL_SECONDS = 30.0  # an answer of which the client takes nothing for so long is given up
@@ -49,14 +52,28 @@ class Bounds(NamedTuple):
     pace: BodyPace = BodyPace()
 
 
+class Prompts(Protocol):
+    """What of the server (`server.py`) a prompt answer needs."""
+
+    def route_of(self, message: RawRequestMessage) -> Found | None:
+        """The route and parameters of a request that may be answered promptly."""
+        ...
+
+    def begin(self, found: Found, message: RawRequestMessage, body: bytes) -> Prompt | None: ...
+
+    def answer(self, prompt: Prompt, future: asyncio.Future[Any]) -> bytes:
+        """The whole answer, status line included."""
+        ...
+
+
 class Connection(web.RequestHandler):
     """`waiting`: the task of a long poll, cancelled when the client goes. `long_head`: the head just read exceeded
     its bound and came in one piece, so that only the dispatcher can refuse it."""
 
-    __slots__ = ("_begun", "_bounds", "_head_bytes", "_head_since", "_refused", "_stall_bytes", "_stall_since",
-                 "_straight", "long_head", "waiting")  # fmt: skip
+    __slots__ = ("_at_hand", "_begun", "_bounds", "_head_bytes", "_head_since", "_held", "_prompting", "_prompts",
+                 "_refused", "_stall_bytes", "_stall_since", "_straight", "long_head", "waiting")  # fmt: skip
 
-    def __init__(self, manager: web.Server, bounds: Bounds, refused: bool) -> None:
+    def __init__(self, manager: web.Server, bounds: Bounds, prompts: Prompts, refused: bool) -> None:
         loop = asyncio.get_running_loop()
         super().__init__(
             manager,
@@ -77,6 +94,10 @@ class Connection(web.RequestHandler):
         self._stall_since: float | None = None
         self._stall_bytes = 0
         self._straight: StraightBody | None = None
+        self._at_hand: tuple[StreamReader, bytes] | None = None
+        self._prompts = prompts
+        self._prompting = False  # the answer to a request is under way without a task
+        self._held = b""  # what came meanwhile
         self.long_head = False
         self.waiting: asyncio.Task[object] | None = None
 
@@ -89,13 +110,24 @@ class Connection(web.RequestHandler):
         if self._refused:
             self._refuse()
             return
-        super().data_received(data)
-        if data and self._messages and not self._messages[-1][1].is_eof():  # no data: called by a body being read
+        if self._prompting:
+            self._hold(data)
+            return
+        waiter = self._waiter
+        if data and waiter is not None and not waiter.done():  # without data, a body that is being read calls
+            self._waiter = None  # aiohttp's task is not woken where a prompt answer spares it
+            super().data_received(data)
+            self._waiter = waiter
+            if self._messages and not self._go_promptly(data):
+                waiter.set_result(None)
+        else:
+            super().data_received(data)
+        if data and self._messages and not self._messages[-1][1].is_eof():
             self._go_straight()
         waiter = self._waiter
-        awaited = waiter is not None and not waiter.done()
+        awaited = waiter is not None and not waiter.done() and not self._prompting
         # the first bytes may come before aiohttp's own task has begun to wait for a request
-        self._begun = self._begun or awaited or bool(self._messages)
+        self._begun = self._begun or awaited or bool(self._messages) or self._prompting
         if awaited or not self._begun:
             if data:
                 self._head_goes_on(len(data))
@@ -105,6 +137,59 @@ class Connection(web.RequestHandler):
             self._head_bytes = 0
         elif len(data) > self._bounds.header_bytes:
             self.long_head = True
+
+    def _go_promptly(self, data: bytes) -> bool:
+        """Answer the request just read without a task, if its route can."""
+        message, content = self._messages[0]
+        if (
+            len(self._messages) > 1
+            or isinstance(message, _ErrInfo)
+            or not content.is_eof()
+            or message.should_close
+            or message.version != HttpVersion11
+            or len(data) > PROMPT_BYTES
+            or self._paused
+            or self._close
+            or self._force_close
+        ):
+            return False
+        found = self._prompts.route_of(message)
+        if found is None:
+            return False
+        body = content.read_nowait()
+        prompt = self._prompts.begin(found, message, body)
+        if prompt is None:
+            self._at_hand = (content, body)
+            return False
+        self._messages.popleft()
+        assert self._parser is not None and self._manager is not None
+        self._parser.message_consumed()
+        self._manager.requests_count += 1
+        self._keepalive = True
+        self._next_keepalive_close_time = self._loop.time() + self._bounds.idle_seconds
+        if self._keepalive_handle is None:
+            self._keepalive_handle = self._loop.call_at(self._next_keepalive_close_time, self._process_keepalive)
+        self._prompting = True
+        prompt.future.add_done_callback(partial(self._answer_promptly, prompt))
+        return True
+
+    def _answer_promptly(self, prompt: Prompt, future: asyncio.Future[Any]) -> None:
+        answer = self._prompts.answer(prompt, future)
+        self._prompting = False
+        transport = self.transport
+        if transport is None or transport.is_closing():
+            return
+        transport.write(answer)
+        if self._held:
+            held, self._held = self._held, b""
+            transport.resume_reading()
+            self.data_received(held)
+
+    def _hold(self, data: bytes) -> None:
+        """More requests of a client that still waits for an answer: it gets that first."""
+        self._held += data
+        if len(self._held) > READ_BYTES and self.transport is not None:
+            self.transport.pause_reading()
 
     def _go_straight(self) -> None:
         """A head came without all of its body: when that is large, receive the rest past aiohttp, from now on.
@@ -125,13 +210,17 @@ class Connection(web.RequestHandler):
             return
         self._straight = StraightBody(self, self.transport, content, size)
 
-    def straight(self, request: web.BaseRequest) -> StraightBody | None:
-        """The body of `request`, when it is received past aiohttp; asked for once."""
+    def taken(self, request: web.BaseRequest) -> StraightBody | bytes | None:
+        """The body of `request`, when aiohttp has it no more; asked for once."""
         straight = self._straight
-        if straight is None or straight.content is not request.content:
-            return None
-        self._straight = None
-        return straight
+        if straight is not None and straight.content is request.content:
+            self._straight = None
+            return straight
+        if self._at_hand is not None:
+            (content, body), self._at_hand = self._at_hand, None
+            if content is request.content:
+                return body
+        return None
 
     def began_anew(self) -> None:
         """The parser still counts the bytes of a body that it never saw: the next request gets another one."""
@@ -224,9 +313,11 @@ def headers_too_large(limit_bytes: int) -> HeadersTooLarge:
     return HeadersTooLarge("headers_too_large", f"the request's head is larger than {limit_bytes} bytes")
 
 
-def raw_problem(error: MillpondError) -> bytes:
-    """A whole HTTP/1.1 answer that closes the connection."""
-    body = problem_bytes(error, "-")
-    headers = {**problem_headers(error, "-"), "Content-Length": str(len(body)), "Connection": "close"}
+def raw_problem(error: MillpondError, request_id: str = "-", *, closes: bool = True) -> bytes:
+    """A whole HTTP/1.1 answer."""
+    body = problem_bytes(error, request_id)
+    headers = {**problem_headers(error, request_id), "Content-Length": str(len(body))}
+    if closes:
+        headers["Connection"] = "close"
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     return f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\n{lines}\r\n".encode() + body

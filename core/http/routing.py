@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 from urllib.parse import unquote_to_bytes
 
 from aiohttp import web
 
 from millpond.core.errors import BadRequest, MethodNotAllowed, NotFound
 from millpond.core.http.call import Call
+from millpond.core.http.prompt import PromptHandler
 
 Scope = Literal["produce", "consume", "admin", "any"]
 Handler = Callable[[Call[Any]], Awaitable[web.StreamResponse]]
@@ -33,7 +34,8 @@ class Route:
     body. `answer`: a struct type (JSON), or shapes by media type; None is an answer without body.
     `statuses`: the successful ones. `scope`: what the credential must allow; "any": a credential of any scope;
     None: open to all. `waits`: a long poll; its handler is cancelled when the client goes away, all others
-    (produce!) run to their end. `tag` groups calls in the documentation.
+    (produce!) run to their end. `prompt`: answers some requests without a task of their own (`prompt.py`), and is None
+    for the others. `tag` groups calls in the documentation.
     """
 
     method: str
@@ -47,8 +49,13 @@ class Route:
     statuses: tuple[int, ...] = (200,)
     scope: Scope | None = None
     waits: bool = False
+    prompt: PromptHandler | None = None
     tag: str = ""
     hidden: bool = False  # left out of the documentation
+
+
+Found: TypeAlias = tuple[Route, dict[str, str]]
+"""A route and its decoded parameters."""
 
 
 @dataclass(slots=True)
@@ -65,6 +72,7 @@ class Router:
     def __init__(self, routes: list[Route]) -> None:
         self.routes = tuple(routes)
         self._root = _Node()
+        self.prompt_methods = frozenset(route.method for route in routes if route.prompt is not None)
         for route in routes:
             self._add(route)
 
@@ -84,7 +92,7 @@ class Router:
         if route.method == "GET":
             node.routes.setdefault("HEAD", route)
 
-    def find(self, method: str, target: str) -> tuple[Route, dict[str, str]]:
+    def find(self, method: str, target: str) -> Found:
         """The route and its decoded parameters for a raw request target.
 
         Raises NotFound(route_not_found), MethodNotAllowed (extra `allow`), BadRequest (broken encoding).

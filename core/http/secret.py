@@ -16,6 +16,7 @@ from aiohttp import web
 
 from millpond.core.errors import Unauthenticated
 from millpond.core.http.routing import Scope
+from millpond.core.http.server import Headed
 
 SECRET_HEADER = "Millpond-Cluster-Secret"  # noqa: S105 - the header's name, not a secret
 SECRET_CHARS_LEAST = 32
@@ -74,7 +75,7 @@ class SecretGate:
         assert len(secret) >= SECRET_CHARS_LEAST, "an internal listener never goes without a secret"
         self._secret = secret
 
-    def known(self, request: web.BaseRequest, scope: Scope | None) -> Peer:
+    def known(self, request: Headed, scope: Scope | None) -> Peer:
         """Raises Unauthenticated."""
         if scope is not None and not same_secret(request.headers.get(SECRET_HEADER), self._secret):
             raise Unauthenticated("unauthenticated", f"{SECRET_HEADER} is missing or of another cluster")

@@ -9,22 +9,34 @@ a problem answer. No Application, no UrlDispatcher, no access log: they cost mor
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import ipaddress
 import itertools
 import logging
 import resource
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any, Protocol, cast
 
 from aiohttp import web
+from aiohttp.http import RawRequestMessage
 
 from millpond.core.clock import Random
 from millpond.core.errors import Internal, MillpondError, RequestTimeout, StartupError, TooLarge, Unavailable
 from millpond.core.http.call import Call, Principal
-from millpond.core.http.connection import REFUSED_CONNECTIONS, Bounds, Connection, headers_too_large
+from millpond.core.http.connection import (
+    REFUSED_CONNECTIONS,
+    Bounds,
+    Connection,
+    Prompts,
+    headers_too_large,
+    raw_problem,
+)
 from millpond.core.http.problem import problem_response
-from millpond.core.http.routing import Route, Router, Scope
+from millpond.core.http.prompt import Prompt, PromptCall
+from millpond.core.http.routing import Found, Route, Router, Scope
+from millpond.core.http.whole import head
 from millpond.core.tasks import OnDeath, Tasks
 
 BACKLOG = 4_096  # connections the kernel holds until they are accepted
@@ -34,10 +46,17 @@ OTHER_FILES = 512  # file descriptors kept for everything that is not a client c
 _log = logging.getLogger("millpond.http")
 
 
+class Headed(Protocol):
+    """A request, or its head alone."""
+
+    @property
+    def headers(self) -> Mapping[str, str]: ...
+
+
 class Gate(Protocol):
     """Who may call. `known` is the quick answer without waiting, None when it has to be asked for (`admit`)."""
 
-    def known(self, request: web.BaseRequest, scope: Scope | None) -> Principal | None: ...
+    def known(self, request: Headed, scope: Scope | None) -> Principal | None: ...
 
     async def admit(self, request: web.BaseRequest, scope: Scope | None) -> Principal:
         """Raises Unauthenticated, Forbidden, Unavailable."""
@@ -66,6 +85,8 @@ class HttpServer:
         self._server: _Server | None = None
         self._listener: asyncio.Server | None = None
         self._draining = False
+        self._prompting = 0
+        self._prompted: asyncio.Event | None = None
         self.requests: Counter[int] = Counter()
         self.address = ""
 
@@ -85,7 +106,7 @@ class HttpServer:
         host, port = split_listen(listen)
         raise_file_limit(self._bounds.connections + REFUSED_CONNECTIONS + OTHER_FILES)
         loop = asyncio.get_running_loop()
-        self._server = _Server(self._handle, self._bounds)
+        self._server = _Server(self._handle, self._bounds, self)
         try:
             self._listener = await loop.create_server(
                 self._server, host or None, port, backlog=BACKLOG, reuse_port=shared or None
@@ -104,6 +125,7 @@ class HttpServer:
             self._listener.close()
             self._listener = None
         if self._server is not None:
+            await self._end_prompts(drain_seconds)
             await self._server.drain(drain_seconds)
         await self._tasks.close()
 
@@ -127,6 +149,64 @@ class HttpServer:
             response.force_close()
         self.requests[response.status] += 1
         return response
+
+    # -- prompt answers ------------------------------------------------------------------------------------------
+
+    def route_of(self, message: RawRequestMessage) -> Found | None:
+        if self._draining or message.method not in self._router.prompt_methods:
+            return None
+        try:
+            found = self._router.find(message.method, message.path)
+        except MillpondError:
+            return None
+        return found if found[0].prompt is not None else None
+
+    def begin(self, found: Found, message: RawRequestMessage, body: bytes) -> Prompt | None:
+        """Whatever fails here has changed nothing: the usual way finds it again, and answers."""
+        route, params = found
+        assert route.prompt is not None
+        try:
+            principal = self._gate.known(message, route.scope)
+            if principal is None:
+                return None
+            prompt = route.prompt(PromptCall(message.headers, params, body, self._parts, principal))
+        except MillpondError:
+            return None
+        if prompt is not None:
+            self._prompting += 1
+        return prompt
+
+    def answer(self, prompt: Prompt, future: asyncio.Future[Any]) -> bytes:
+        self._prompting -= 1
+        if not self._prompting and self._prompted is not None:
+            self._prompted.set()
+        answer = self._outcome(prompt, future)
+        if isinstance(answer, bytes):
+            self.requests[200] += 1
+            return head(prompt.media_type, len(answer), closes=self._draining) + answer
+        self.requests[answer.status] += 1
+        return raw_problem(answer, next(self._names), closes=self._draining)
+
+    def _outcome(self, prompt: Prompt, future: asyncio.Future[Any]) -> bytes | MillpondError:
+        if future.cancelled():
+            return _shutting_down()
+        try:
+            return prompt.encode(future.result())
+        except MillpondError as error:
+            return error
+        except Exception as error:  # noqa: BLE001 - as in `_handle`: a bug is logged and answered
+            _log.error("a prompt answer failed", exc_info=error)
+            return Internal("internal", "something went wrong here; it was logged")
+
+    async def _end_prompts(self, seconds: float) -> None:
+        """Until those under way are answered, or the time is up."""
+        if self._prompting:
+            self._prompted = asyncio.Event()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._prompted.wait()
+
+    # -- long polls, errors --------------------------------------------------------------------------------------
 
     async def _wait(self, route: Route, call: Call[Any]) -> web.StreamResponse:
         """A long poll: cancelled by the connection's end, and ended with 503 when the listener stops."""
@@ -164,8 +244,9 @@ class HttpServer:
 class _Server(web.Server):
     """aiohttp's server, making our connections."""
 
-    def __init__(self, handler: Any, bounds: Bounds) -> None:
+    def __init__(self, handler: Any, bounds: Bounds, prompts: Prompts) -> None:
         super().__init__(handler)
+        self._prompts = prompts
         self._bounds = bounds
 
     @property
@@ -173,7 +254,7 @@ class _Server(web.Server):
         return len(self._connections)
 
     def __call__(self) -> Connection:
-        return Connection(self, self._bounds, refused=len(self._connections) >= self._bounds.connections)
+        return Connection(self, self._bounds, self._prompts, refused=len(self._connections) >= self._bounds.connections)
 
     def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
         if len(self._connections) >= self._bounds.connections + REFUSED_CONNECTIONS:

@@ -60,8 +60,7 @@ class _Whole(web.StreamResponse):
         return transport
 
     def _head(self, length: int) -> bytes:
-        connection = _CLOSE if self._closes else ""
-        return _HEAD.format(self._media_type, length, rfc822_formatted_time(), connection).encode("latin-1")
+        return head(self._media_type, length, closes=self._closes)
 
     async def _drain(self) -> None:
         """Until the socket has taken most of it."""
@@ -84,6 +83,12 @@ class _Pieces(_Whole):
         transport.writelines([self._head(sum(map(len, pieces))), *pieces])
         del pieces  # what the socket has taken need not wait for the rest
         await self._drain()
+
+
+def head(media_type: str, length: int, *, closes: bool = False) -> bytes:
+    """Of an answer of status 200, up to its body."""
+    connection = _CLOSE if closes else ""
+    return _HEAD.format(media_type, length, rfc822_formatted_time(), connection).encode("latin-1")
 
 
 def whole(request: web.BaseRequest, body: bytes, media_type: str = JSON) -> web.StreamResponse:

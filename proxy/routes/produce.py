@@ -15,6 +15,7 @@ queues) than at first may have been written in queues that had not seen the key.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -24,12 +25,14 @@ from aiohttp import web
 from millpond.core import arrow as core_arrow
 from millpond.core.errors import BadRequest, MillpondError, Unprocessable, UnsupportedMedia, from_info
 from millpond.core.hashing import dedup_hash, hash_bytes, hash_text
+from millpond.core.http.call import media_type_of
+from millpond.core.http.prompt import Prompt, PromptCall
 from millpond.core.http.routing import Route
 from millpond.core.http.whole import whole
 from millpond.core.limits import BATCH_BYTES, DEDUP_ID_BYTES
 from millpond.core.message import check_single
 from millpond.core.names import check_name
-from millpond.metadata.client import TopicInfo
+from millpond.metadata.client import QueueInfo, TopicInfo
 from millpond.proxy.codec import arrow, json, msgpack, raw
 from millpond.proxy.codec.placed import (
     ProduceRanges,
@@ -40,12 +43,16 @@ from millpond.proxy.codec.placed import (
     result_of,
     results,
 )
+from millpond.proxy.counters import Counters
 from millpond.proxy.encode import Split, no_queue, split, sticky_queue
+from millpond.proxy.frame_plan import PlacedSingle
 from millpond.proxy.incoming import Incoming, Request, Session, Single, gather
 from millpond.proxy.parts import Parts, ProxyCall
 
 JSON, MSGPACK, ARROW = json.MEDIA_TYPE, msgpack.MEDIA_TYPE, arrow.MEDIA_TYPE
 _IN_HEADERS = ("queue", "producer", "key", "tag", "dedup-id", "born-ts")  # raw bodies; the first two also Arrow
+_ANY_OR_JSON = {"*/*", JSON}
+PROMPT_JSON_BYTES = 4_096  # more may well be several messages, which would be decoded twice
 _msgpack_encoder = msgspec.msgpack.Encoder()
 _json_encoder = msgspec.json.Encoder()
 
@@ -97,10 +104,52 @@ def _idempotency_key(key: str | None) -> str | None:
 # -- one message ----------------------------------------------------------------------------------------------
 
 
+def prompt(call: PromptCall[Parts]) -> Prompt | None:
+    """One message to a known topic, answered with its result in JSON: the call that is made most often."""
+    headers, parts = call.headers, call.parts
+    if headers.get("Accept", "*/*") not in _ANY_OR_JSON or "Prefer" in headers or "Idempotency-Key" in headers:
+        return None
+    topic = parts.catalog.known_topic(call.principal.tenant, call.params["topic"])
+    if topic is None or "Content-Encoding" in headers:
+        return None
+    media = media_type_of(headers)
+    found = raw.millpond_headers(headers)
+    if media == JSON:
+        if found or len(call.body) > PROMPT_JSON_BYTES:
+            return None
+        request = json.decode(call.body)
+    elif media in {MSGPACK, ARROW} or media.startswith("application/cloudevents"):
+        return None
+    else:
+        request = raw.decode(call.body, found)
+    if request.single is None:
+        return None
+    queue, future = _send_one(parts, topic, request.single, None)
+    return Prompt(future, partial(_prompt_answer, parts.counters, queue), JSON)
+
+
+def _prompt_answer(counters: Counters, queue: QueueInfo, placed: PlacedSingle | MillpondError) -> bytes | MillpondError:
+    if isinstance(placed, MillpondError):
+        return placed
+    counters.add("produced_messages_total")
+    return _json_encoder.encode(ProduceResults([result_of(queue, placed)]))
+
+
 async def _one(
     call: ProxyCall, topic: TopicInfo, single: Single, idempotency_key: str | None, accepted: str
 ) -> web.StreamResponse:
-    parts = call.parts
+    queue, future = _send_one(call.parts, topic, single, idempotency_key)
+    placed = await future
+    if isinstance(placed, MillpondError):
+        raise from_info(placed.info())  # one error may be many requests'; each raises its own
+    call.parts.counters.add("produced_messages_total")
+    return _encoded(call, ProduceResults([result_of(queue, placed)]), accepted)
+
+
+def _send_one(
+    parts: Parts, topic: TopicInfo, single: Single, idempotency_key: str | None
+) -> tuple[QueueInfo, asyncio.Future[PlacedSingle | MillpondError]]:
+    """Check the message, choose its queue and hand it to the coalescer."""
     if idempotency_key is not None:
         if single.dedup_id is not None:
             raise _two_ids()
@@ -122,11 +171,7 @@ async def _one(
         number = sticky_queue(parts.clock, topic.topic_id, queues)
     queue = topic.queues[number]
     tag_hash = 0 if tag is None else hash_text(tag)
-    placed = await parts.coalescer.send_single(topic, queue, single, key_hash, tag_hash, dedup)
-    if isinstance(placed, MillpondError):
-        raise from_info(placed.info())  # one error may be many requests'; each raises its own
-    parts.counters.add("produced_messages_total")
-    return _encoded(call, ProduceResults([result_of(queue, placed)]), accepted)
+    return queue, parts.coalescer.send_single(topic, queue, single, key_hash, tag_hash, dedup)
 
 
 def _checked_queue(field: str, number: int, queues: int) -> int:
@@ -250,6 +295,7 @@ ROUTES = [
         method="POST",
         path="/v1/topics/{topic}/messages",
         handler=produce,
+        prompt=prompt,
         summary="Publish messages",
         description=(
             "Answers once the topic's durability holds. Results stand in the order of the messages. Any Content-Type "

@@ -1,0 +1,48 @@
+"""Answers without a task: for calls that are made tens of thousands of times a second.
+
+    usual    parser -> (loop) -> connection's task -> (loop) -> request's task -> handler .. (loop) -> .. answer
+    prompt   parser -> prompt handler .. (loop) -> answer
+
+A route may have a prompt handler beside its usual one: a plain function that is called as soon as a whole request has
+been read. It either puts the work on its way and returns a `Prompt`, or does nothing and returns None: then, and when
+it raises, the request goes the usual way, which decides and tells what is wrong. So it may leave out every rare case.
+One connection has one such request at a time; what it sends meanwhile waits (`connection.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, NamedTuple, TypeAlias
+
+from millpond.core.errors import MillpondError
+from millpond.core.http.call import PartsT, Principal
+
+PROMPT_BYTES = 64 * 1024  # larger bodies are not read in one piece anyway
+
+
+class PromptCall(Generic[PartsT]):
+    """What a prompt handler knows of its request; as in `Call`, with the whole body at hand."""
+
+    __slots__ = ("body", "headers", "params", "parts", "principal")
+
+    def __init__(
+        self, headers: Mapping[str, str], params: dict[str, str], body: bytes, parts: PartsT, principal: Principal
+    ) -> None:
+        self.headers = headers
+        self.params = params
+        self.body = body
+        self.parts = parts
+        self.principal = principal
+
+
+class Prompt(NamedTuple):
+    """Work under way. `encode` makes the body (of `media_type`, status 200) of the future's result, unless that is an
+    error."""
+
+    future: asyncio.Future[Any]
+    encode: Callable[[Any], bytes | MillpondError]
+    media_type: str
+
+
+PromptHandler: TypeAlias = Callable[[PromptCall[Any]], Prompt | None]

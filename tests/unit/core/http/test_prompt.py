@@ -1,0 +1,211 @@
+"""Answers without a task: the same to a client as any other, in order, and never lost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from aiohttp import web
+
+from millpond.core.errors import BadRequest, MillpondError, Unavailable
+from millpond.core.http.call import Call, Principal
+from millpond.core.http.connection import Bounds
+from millpond.core.http.prompt import Prompt, PromptCall
+from millpond.core.http.routing import Route
+from millpond.core.http.server import HttpServer
+
+from .conftest import OpenGate, Raw, Serve, until
+
+
+class Desk:
+    """A route whose prompt answers wait until they are let go; the usual way says so in its answer."""
+
+    def __init__(self) -> None:
+        self.waiting: list[asyncio.Future[object]] = []
+
+    def prompt(self, call: PromptCall[None]) -> Prompt | None:
+        if call.body == b"usual":
+            return None
+        if call.body == b"refused":
+            raise BadRequest("invalid_request", "no such thing")
+        future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        self.waiting.append(future)
+        return Prompt(future, self._encode, "text/plain")
+
+    def _encode(self, result: object) -> bytes | MillpondError:
+        if isinstance(result, MillpondError):
+            return result
+        assert isinstance(result, bytes), "a bug"
+        return b"prompt " + result
+
+    async def usual(self, call: Call[None]) -> web.Response:
+        body = await call.body(1_000_000)
+        if body == b"refused":
+            raise BadRequest("invalid_request", "no such thing")
+        return web.Response(body=b"usual " + bytes(body))
+
+    @property
+    def route(self) -> Route:
+        return Route(method="POST", path="/desk", handler=self.usual, prompt=self.prompt, scope="produce")
+
+
+def post(body: bytes, *headers: str, version: str = "1.1") -> bytes:
+    lines = "".join(f"{header}\r\n" for header in headers)
+    return f"POST /desk HTTP/{version}\r\nHost: h\r\n{lines}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+async def _asked(serve: Serve, desk: Desk, *bodies: bytes) -> tuple[HttpServer, Raw]:
+    """A connection that has sent a first usual request, and then these in one piece."""
+    server = await serve([desk.route])
+    raw = await Raw.open(server)
+    await raw.send(post(b"usual"))
+    assert (await raw.answer())[2] == b"usual usual"
+    await raw.send(b"".join(map(post, bodies)))
+    return server, raw
+
+
+async def test_a_prompt_answer(serve: Serve) -> None:
+    """Status, length and body as of any answer, and it is counted."""
+    desk = Desk()
+    server, raw = await _asked(serve, desk, b"1")
+    await until(lambda: len(desk.waiting) == 1)
+    desk.waiting[0].set_result(b"one")
+    status, headers, body = await raw.answer()
+    assert (status, headers["content-type"], body) == (200, "text/plain", b"prompt one")
+    assert server.requests[200] == 2
+    await raw.close()
+
+
+async def test_answers_come_in_order(serve: Serve) -> None:
+    """What a client sends before it has its answer, prompt or not, waits for that answer."""
+    desk = Desk()
+    _, raw = await _asked(serve, desk, b"1")
+    await until(lambda: len(desk.waiting) == 1)
+    await raw.send(post(b"usual") + post(b"2"))
+    await raw.send(post(b"3"))
+    await asyncio.sleep(0.05)
+    assert len(desk.waiting) == 1
+    desk.waiting[0].set_result(b"one")
+    assert [(await raw.answer())[2] for _ in range(2)] == [b"prompt one", b"usual usual"]
+    for expected in (b"2", b"3"):  # pipelined ones take the usual way
+        assert (await raw.answer())[2] == b"usual " + expected
+    await raw.close()
+
+
+async def test_what_it_cannot_do_goes_the_usual_way(serve: Serve) -> None:
+    """None and an error both leave the request, with its body, to the usual handler."""
+    _, raw = await _asked(serve, Desk(), b"usual")
+    assert (await raw.answer())[2] == b"usual usual"
+    await raw.send(post(b"refused"))
+    status, _, body = await raw.answer()
+    assert (status, json.loads(body)["code"]) == (400, "invalid_request")
+    await raw.close()
+
+
+@pytest.mark.parametrize("request_bytes", [post(b"1", "Connection: close"), post(b"1", version="1.0")])
+async def test_a_connection_that_ends_goes_the_usual_way(serve: Serve, request_bytes: bytes) -> None:
+    """The prompt way knows kept-alive HTTP/1.1 only."""
+    raw = await Raw.open(await serve([Desk().route]))
+    await raw.send(request_bytes)
+    assert (await raw.rest()).endswith(b"usual 1")
+    await raw.close()
+
+
+async def test_an_error_of_the_work_is_a_problem(serve: Serve) -> None:
+    """An error that the work ends with, expected or a bug, is a problem answer, and the connection goes on."""
+    desk = Desk()
+    _, raw = await _asked(serve, desk)
+    for result, status, code in ((Unavailable("flush_behind", "later"), 503, "flush_behind"), (7, 500, "internal")):
+        desk.waiting.clear()
+        await raw.send(post(b"1"))
+        await until(lambda: bool(desk.waiting))
+        desk.waiting[0].set_result(result)
+        got, headers, body = await raw.answer()
+        assert (got, json.loads(body)["code"], "connection" in headers) == (status, code, False)
+    await raw.close()
+
+
+async def test_work_that_is_cancelled_is_answered(serve: Serve) -> None:
+    """A future that is cancelled (a part stops) tells the client that, rather than nothing."""
+    desk = Desk()
+    _, raw = await _asked(serve, desk, b"1")
+    await until(lambda: bool(desk.waiting))
+    desk.waiting[0].cancel()
+    status, _, body = await raw.answer()
+    assert (status, json.loads(body)["code"]) == (503, "shutting_down")
+    await raw.close()
+
+
+async def test_a_client_that_left_is_no_error(serve: Serve) -> None:
+    """Its answer is made and goes nowhere; the server serves on."""
+    desk = Desk()
+    server, raw = await _asked(serve, desk, b"1")
+    await until(lambda: bool(desk.waiting))
+    await raw.close()
+    await until(lambda: server.connections == 0)
+    desk.waiting[0].set_result(b"one")
+    await until(lambda: server.requests[200] == 2)
+
+
+async def test_a_server_that_stops_answers_first(serve: Serve) -> None:
+    """Stopping waits for prompt answers under way, and then closes their connections."""
+    desk = Desk()
+    server, raw = await _asked(serve, desk, b"1")
+    await until(lambda: bool(desk.waiting))
+    stopping = asyncio.create_task(server.stop(5))
+    await until(lambda: server.draining)
+    desk.waiting[0].set_result(b"one")
+    _, headers, body = await raw.answer()
+    assert (body, headers["connection"]) == (b"prompt one", "close")
+    await stopping
+    assert await raw.rest() == b""
+    await raw.close()
+
+
+async def test_an_idle_connection_of_prompt_answers_is_closed(serve: Serve) -> None:
+    """The idle time counts for connections that never had a usual request, too."""
+    desk = Desk()
+    raw = await Raw.open(await serve([desk.route], Bounds(idle_seconds=0.2)))
+    await asyncio.sleep(0)
+    await raw.send(post(b"1"))
+    await until(lambda: bool(desk.waiting))
+    desk.waiting[0].set_result(b"one")
+    assert (await raw.answer())[2] == b"prompt one"
+    assert await raw.rest() == b""
+    await raw.close()
+
+
+async def test_much_that_waits_stops_the_reading(serve: Serve) -> None:
+    """A client that goes on sending before its answer is not read without bound, and nothing of it is lost."""
+    desk = Desk()
+    _, raw = await _asked(serve, desk, b"1")
+    await until(lambda: bool(desk.waiting))
+    many = 3_000
+    sending = asyncio.create_task(raw.send(post(b"usual" + bytes(5_000)) * many))
+    await asyncio.sleep(0.2)
+    assert not sending.done()
+    desk.waiting[0].set_result(b"one")
+    assert (await raw.answer())[2] == b"prompt one"
+    for _ in range(many):
+        assert (await raw.answer())[0] == 200
+    await sending
+    await raw.close()
+
+
+async def test_who_may_not_call_is_told_the_usual_way(serve: Serve) -> None:
+    """A gate that has to ask, or refuses, is asked the usual way."""
+
+    class Asks(OpenGate):
+        def known(self, request: object, scope: object) -> Principal | None:  # type: ignore[override]
+            return None
+
+        async def admit(self, request: object, scope: object) -> Principal:
+            return OpenGate().known(request, scope)
+
+    desk = Desk()
+    raw = await Raw.open(await serve([desk.route], gate=Asks()))
+    for _ in range(2):
+        await raw.send(post(b"1"))
+        assert (await raw.answer())[2] == b"usual 1"
+    await raw.close()
