@@ -19,7 +19,7 @@ every byte of it is what was written. Nothing in it depends on the version of th
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -99,6 +99,7 @@ class Encoded(NamedTuple):
     data: memoryview | bytes
     footer_bytes: int
     ranges: list[QueueRange]
+    memory: pa.Buffer | None = None  # what `data` is a view of
 
     @property
     def sha256(self) -> str:
@@ -117,17 +118,23 @@ def object_name(tenant: str, tier_name: str, store_ts: int, sequence: int, epoch
     return f"{folder}/{sequence:020d}-{epoch:06d}-{random.hex()}.parquet"
 
 
-def encode(queues: Sequence[tuple[int, pa.Table]], topic_id: int, epoch: int) -> Encoded:
+def encode(
+    queues: Sequence[tuple[int, pa.Table]],
+    topic_id: int,
+    epoch: int,
+    allocate: Callable[[int], pa.Buffer] = pa.allocate_buffer,
+) -> Encoded:
     """The object that holds these rows: (queue, TIER_SCHEMA table of consecutive offsets), sorted by queue.
 
     Blocks for some 100 ms (64 MiB): call it in a thread. Nearly all of it is spent outside the interpreter: one row
     group after the other is written into memory that was taken for all of it, and nothing is copied afterwards.
+    `allocate(bytes)` gives that memory, or more; the object's `data` is a view of it.
     """
     assert [queue for queue, _ in queues] == sorted({queue for queue, _ in queues}), "queues ascend"
     sizes = [row_bytes(table) for _, table in queues]
     # A run may be a little larger than planned (it takes whole frames): then row groups grow, not their number.
     group_bytes = max(ROW_GROUP_BYTES, 2 * sum(int(each.sum()) for each in sizes) // (ROW_GROUPS_PER_OBJECT // 2))
-    memory = pa.allocate_buffer(sum(_most_bytes(table) for _, table in queues) + TIER_FOOTER_BYTES)
+    memory = allocate(sum(_most_bytes(table) for _, table in queues) + TIER_FOOTER_BYTES)
     sink = pa.FixedSizeBufferWriter(memory)
     groups: list[RowGroup] = []
     with _writer(sink) as writer:
@@ -146,7 +153,7 @@ def encode(queues: Sequence[tuple[int, pa.Table]], topic_id: int, epoch: int) ->
     view = memoryview(memory).cast("B")
     view[guard_at : guard_at + _GUARD_BYTES] = guard
     assert end - guard_at <= TIER_FOOTER_BYTES, "64 row groups describe themselves in far less"
-    return Encoded(view[:end].toreadonly(), end - guard_at, ranges)
+    return Encoded(view[:end].toreadonly(), end - guard_at, ranges, memory)
 
 
 def _most_bytes(table: pa.Table) -> int:

@@ -21,6 +21,7 @@ from millpond.core.tier.layout import Encoded, encode
 from millpond.core.tier.rows import row_bytes, rows_of
 from millpond.metadata.client import ObjectRange
 from millpond.store.client import QueueRef, StoredFrame
+from millpond.store.tier.arenas import Arenas
 from millpond.store.tier.source import SealSource
 from millpond.store.tier.threads import SealThreads
 
@@ -92,11 +93,13 @@ async def gather(
     return run if run.pieces else None
 
 
-async def encode_run(run: Run, topic_id: int, epoch: int, threads: SealThreads) -> tuple[Encoded, list[ObjectRange]]:
-    """The object's bytes, and its ranges for the manifest, by queue."""
+async def encode_run(
+    run: Run, topic_id: int, epoch: int, threads: SealThreads, arenas: Arenas
+) -> tuple[Encoded, list[ObjectRange]]:
+    """The object's bytes, in memory of `arenas`, and its ranges for the manifest, by queue."""
     pieces = sorted(run.pieces, key=lambda piece: piece.queue.queue)
     queues = [(piece.queue.queue, pa.concat_tables(piece.tables)) for piece in pieces]
-    encoded = await threads.run(lambda: encode(queues, topic_id, epoch))
+    encoded = await threads.run(lambda: encode(queues, topic_id, epoch, arenas.take))
     return encoded, [
         ObjectRange(
             piece.queue.queue_id, each.queue, piece.first, each.end, each.end - each.first,

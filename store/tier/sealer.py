@@ -24,6 +24,7 @@ from millpond.core.tier.layout import Encoded, object_name
 from millpond.core.tier.objects import ObjectStore
 from millpond.metadata.client import MetadataClient, ObjectRange, TierObject, TopicInfo
 from millpond.store.client import QueueRef
+from millpond.store.tier.arenas import Arenas
 from millpond.store.tier.commit import Committer
 from millpond.store.tier.in_turn import InTurn
 from millpond.store.tier.policy import due
@@ -79,6 +80,7 @@ class Sealer:
         self._random = random
         self._committer = Committer(objects, metadata, random)
         self._threads = SealThreads()
+        self._arenas = Arenas(2)  # one is encoded into while the other is uploaded
         self._one = asyncio.Lock()
         self._last_queue: dict[
             int, int
@@ -93,7 +95,8 @@ class Sealer:
             try:
                 if failures:
                     await self._objects.check()
-                await self.seal_once(self._clock.wall_ms())
+                if not await self.seal_once(self._clock.wall_ms()):
+                    self._arenas.release()
                 failures, self.last_error = 0, ""
             except MillpondError as error:
                 if error.code == "epoch_superseded":
@@ -203,7 +206,7 @@ class Sealer:
     async def _encode(self, topic: TopicInfo, run: Run, sequence: int) -> Sealed:
         started = self._clock.monotonic()
         epoch = self._source.epoch
-        encoded, ranges = await encode_run(run, topic.topic_id, epoch, self._threads)
+        encoded, ranges = await encode_run(run, topic.topic_id, epoch, self._threads, self._arenas)
         path = object_name(topic.tenant, topic.tier_name, run.first_ts, sequence, epoch, self._random.bytes(8))
         self._counted.seal_seconds_total += self._clock.monotonic() - started
         return Sealed(topic, epoch, path, encoded, ranges, run.ends, run.lost, run.bytes)
@@ -225,6 +228,7 @@ class Sealer:
         for queue_id, end in sealed.ends.items():
             self._source.tiered(queue_id, end)
         self._tell(sealed)
+        self._arenas.give_back(encoded.memory)  # after a failure it is not: a thread may still be reading it
         self._counted.seal_seconds_total += self._clock.monotonic() - started
 
     def _tell(self, sealed: Sealed) -> None:
