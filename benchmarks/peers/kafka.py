@@ -1,7 +1,7 @@
 """Apache Kafka: one KRaft node, by its own performance tools; and confluent-kafka (librdkafka) from Python against it.
 
 The tuned producer is the one of Kafka's own documentation for throughput: acks=1, 1 MB batches, 5 ms linger. Its bodies
-come from a file of 1,000, as ours come from a list: making random ones for each record would be most of its work.
+come from a file of 1,000, as ours come from a list, so that making them is no part of a round.
 """
 
 from __future__ import annotations
