@@ -20,7 +20,7 @@ from millpond.core.clock import Clock, Random
 from millpond.core.config import StoreConfig, TierConfig
 from millpond.core.errors import MillpondError
 from millpond.core.frame import seed_of
-from millpond.core.limits import RECENT_BYTES, SEGMENT_BYTES_LEAST
+from millpond.core.limits import RECENT_BYTES, SEAL_POSTPONE_BYTES, SEGMENT_BYTES_LEAST
 from millpond.core.tasks import Tasks
 from millpond.core.tier.objects import ObjectStore
 from millpond.metadata.client import MetadataClient
@@ -158,7 +158,15 @@ class Engine:
         self.seal_source = EngineSealSource(
             config.group, self.tail, self.reader, self.reads.missing, self._tier.seal_bytes
         )
-        self.sealer = Sealer(self.seal_source, self._metadata, self._objects, self._tier, self._clock, self._random)
+        self.sealer = Sealer(
+            self.seal_source,
+            self._metadata,
+            self._objects,
+            self._tier,
+            self._clock,
+            self._random,
+            min(SEAL_POSTPONE_BYTES, config.local_bytes // 8),
+        )
         self.retention = Retention(
             self.tail,
             self.writer,

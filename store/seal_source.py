@@ -34,6 +34,7 @@ class EngineSealSource:
         self._missing = missing
         self._wake = asyncio.Event()
         self._wake_bytes = wake_bytes
+        self._appended_bytes = 0
         self._gathered: dict[int, int] = {}  # topic id -> bytes confirmed since the sealer was last woken for it
 
     @property
@@ -48,8 +49,13 @@ class EngineSealSource:
     def wake(self) -> asyncio.Event:
         return self._wake
 
+    @property
+    def appended_bytes(self) -> int:
+        return self._appended_bytes
+
     def note(self, topic_id: int, size: int) -> None:
         """`size` more bytes of a topic were appended."""
+        self._appended_bytes += size
         gathered = self._gathered.get(topic_id, 0) + size
         if gathered >= self._wake_bytes:
             gathered = 0

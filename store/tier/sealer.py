@@ -19,7 +19,7 @@ import msgspec
 from millpond.core.clock import Clock, Random
 from millpond.core.config import TierConfig
 from millpond.core.errors import MillpondError, NotFound, Unavailable
-from millpond.core.limits import SEAL_PAUSE_SECONDS_MOST, SEAL_TICK_SECONDS
+from millpond.core.limits import SEAL_PAUSE_SECONDS_MOST, SEAL_POSTPONE_BYTES, SEAL_TICK_SECONDS
 from millpond.core.tier.layout import Encoded, object_name
 from millpond.core.tier.objects import ObjectStore
 from millpond.metadata.client import MetadataClient, ObjectRange, TierObject, TopicInfo
@@ -28,6 +28,7 @@ from millpond.store.tier.arenas import Arenas
 from millpond.store.tier.commit import Committer
 from millpond.store.tier.in_turn import InTurn
 from millpond.store.tier.policy import due
+from millpond.store.tier.postponement import Postponement
 from millpond.store.tier.run import Lost, Run, Wanted, encode_run, gather
 from millpond.store.tier.source import SealSource
 from millpond.store.tier.threads import SealThreads
@@ -71,7 +72,9 @@ class Sealer:
         config: TierConfig,
         clock: Clock,
         random: Random,
+        postpone_bytes: int = SEAL_POSTPONE_BYTES,
     ) -> None:
+        """`postpone_bytes`: what may be appended while full runs wait for a quieter moment (`postponement`)."""
         self._source = source
         self._objects = objects
         self._metadata = metadata
@@ -79,6 +82,7 @@ class Sealer:
         self._clock = clock
         self._random = random
         self._committer = Committer(objects, metadata, random)
+        self._postponement = Postponement(postpone_bytes)
         self._threads = SealThreads()
         self._arenas = Arenas(2)  # one is encoded into while the other is uploaded
         self._one = asyncio.Lock()
@@ -120,7 +124,7 @@ class Sealer:
         self._last_queue = {topic: queue for topic, queue in self._last_queue.items() if topic in set(topics)}
         objects, first_error = 0, None
         for topic_id in topics:
-            if due(*self._source.unsealed(topic_id), now_ms, self._config) is None:
+            if not self._due(topic_id, now_ms):
                 continue
             try:
                 async with self._one:
@@ -187,9 +191,15 @@ class Sealer:
         """Whether another run is. Beside one that is not committed yet only a full one."""
         if commits.busy:
             if self._source.unsealed(topic_id)[0] >= 2 * self._config.seal_bytes:
-                return True
+                return self._due(topic_id, now_ms)
             await commits.finish()
-        return due(*self._source.unsealed(topic_id), now_ms, self._config) is not None
+        return self._due(topic_id, now_ms)
+
+    def _due(self, topic_id: int, now_ms: int) -> bool:
+        reason = due(*self._source.unsealed(topic_id), now_ms, self._config)
+        if reason == "full":
+            return not self._postponement.waits(self._clock.monotonic(), self._source.appended_bytes)
+        return reason is not None
 
     async def _tiered(self, queues: list[QueueRef]) -> dict[int, int]:
         """Where each queue goes on, by the manifest; the engine is told, in case a commit's answer was lost."""

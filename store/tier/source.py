@@ -20,6 +20,11 @@ class SealSource(Protocol):
     @property
     def wake(self) -> asyncio.Event: ...
 
+    @property
+    def appended_bytes(self) -> int:
+        """Payload bytes appended since the start, all topics together."""
+        ...
+
     def topics(self) -> list[tuple[int, int]]:
         """(tenant id, topic id) of every topic with messages here."""
         ...

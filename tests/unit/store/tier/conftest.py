@@ -64,6 +64,7 @@ class FakeSource:
         self.log: dict[int, list[StoredFrame]] = {q.queue_id: [] for q in topic.queues}
         self.told: dict[int, int] = {}
         self.reads = 0
+        self.appended_bytes = 0
         self.starts: dict[int, int] = {}
         self.damaged: set[int] = set()  # first offsets of frames that cannot be read, in every queue
 
