@@ -258,3 +258,24 @@ async def test_unknown_topic(service: FakeService, connection: Connection) -> No
     with pytest.raises(NotFound, match="no topic"):
         async with Producer("t", connection=connection):
             pass
+
+
+async def test_few_messages_stay_together(service: FakeService, connection: Connection) -> None:
+    """What is sent while a request is in flight goes with the next one, not each to a queue of its own."""
+    async with Producer("t", connection=connection, linger_ms=0) as producer:
+        deliveries = []
+        for number in range(10):
+            deliveries.append(producer.send_nowait(b"%d" % number))
+            await asyncio.sleep(0)
+        sent = [await delivery for delivery in deliveries]
+    assert len({one.queue for one in sent}) == 1
+    assert len(service.produced) < 10
+
+
+async def test_large_batches_take_the_queues_in_turn(service: FakeService, connection: Connection) -> None:
+    """Keyless batches spread over all queues when they are large: several requests are under way at once."""
+    async with Producer("t", connection=connection, batch_bytes=1000) as producer:
+        for _ in range(40):
+            producer.send_nowait(b"x" * 1000)
+        await producer.flush()
+    assert {request["queue"] for request in service.produced} == {0, 1, 2, 3}

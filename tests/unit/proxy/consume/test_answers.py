@@ -143,3 +143,11 @@ async def test_only_the_slice_with_binary_bodies_pays(frame: Any) -> None:
     assert [(one["offset"], one["body"], one["properties"]["n"]) for one in found] == [
         (n, str(n), str(n)) for n in range(40, 60)
     ]
+
+
+@pytest.mark.parametrize("count", [1, answers._FEW, answers._FEW + 1])
+async def test_arrow_of_few_and_of_many_rows_says_the_same(frame: Any, count: int) -> None:
+    """Small answers are encoded without a writer; what is read is the same."""
+    plain = rows(frame)
+    table = pa.ipc.open_stream(await encoded(answers.ARROW, "t", [plain] * count, {})).read_all()
+    assert table.to_batches() == [plain.batch] * count

@@ -220,3 +220,17 @@ def test_incoming_defaults() -> None:
     """A batch gathered from rows has no payload of its own and only the columns somebody used."""
     incoming: Incoming = gather(["a", "b"], *[[None] * 2] * 6)
     assert (incoming.columns, incoming.payload, incoming.batch.schema.names) == (0, None, ["body"])
+
+
+def test_a_schema_seen_before_is_judged_as_at_first() -> None:
+    """Remembered schemas are told apart, refusals are repeated, and each batch is looked at anew."""
+    for _ in range(2):
+        assert arrow.decode(stream(exact(3))).batch.schema.names == ["key", "tag", "body"]
+        assert arrow.decode(stream({"body": pa.array([b"x"])})).payload is not None
+        assert arrow.decode(stream({"body": pa.array([b"x"]), "tag": pa.array(["t"])})).payload is None
+        with pytest.raises(BadRequest, match="colour"):
+            arrow.decode(stream({"body": pa.array([b"x"]), "colour": pa.array(["red"])}))
+        with pytest.raises(BadRequest, match="nulls"):
+            arrow.decode(stream({"body": pa.array([b"x", None])}))
+        with pytest.raises(BadRequest):
+            arrow.decode(stream({"body": pa.array([b"x"] * 0, pa.binary())}))
