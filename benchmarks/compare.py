@@ -76,12 +76,13 @@ async def _beside(peer: Peer, server: str, works: str, failed: dict[str, str], c
         await peer.start(here, server)
         for work in chosen:
             ours = Ours(service.url, connection, setup)
+            name = " ".join(filter(None, [work.name, work.who]))
             try:
                 lines += await _turns(peer, work, here, ours, service.pid)
             except (ToolFailed, CannotBeHad, MillpondError, AssertionError, TimeoutError) as error:
-                failed[work.name] = f"{type(error).__name__}: {error}"
-                peer.tell(f"{work.name}: {failed[work.name]}")
-            commands[" ".join(filter(None, [work.name, work.who]))] = here.commands[-1] if here.commands else ""
+                failed[name] = f"{type(error).__name__}: {error}"
+                peer.tell(f"{name}: {failed[name]}")
+            commands[name] = here.commands[-1] if here.commands else ""
         memory = f"memory (RssAnon) after its works, {' '.join(filter(None, [peer.title, server]))}"
         lines.append(Line(memory, "MiB", [here.anonymous_mib()], who=peer.key))
     return lines
