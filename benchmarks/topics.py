@@ -12,7 +12,7 @@ from functools import partial
 from itertools import cycle, takewhile
 
 from benchmarks import filling, harness
-from benchmarks.harness import Line, Setup, interleaved
+from benchmarks.harness import Aim, Line, Setup, interleaved
 from millpond.core.clock import SystemClock
 
 COUNTS = (1, 64, 1_000, 10_000)
@@ -46,7 +46,13 @@ async def measure(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
             tell,
         )
     return [
-        Line(_name(count, messages), "MB/s", found[_name(count, messages)], _name(1, messages) if count > 1 else "")
+        Line(
+            _name(count, messages),
+            "MB/s",
+            found[_name(count, messages)],
+            _name(1, messages) if count > 1 else "",
+            aim=Aim(at_least=0.9) if count == max(COUNTS) else None,
+        )
         for messages in (large, FEW)
         for count in COUNTS
     ]
