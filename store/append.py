@@ -40,13 +40,19 @@ class Appends:
     """`StoreClient.append` of one store."""
 
     def __init__(
-        self, tail: Tail, writer: Writer, housekeeping: Housekeeping, appended: Callable[[int, int], None]
+        self,
+        tail: Tail,
+        writer: Writer,
+        housekeeping: Housekeeping,
+        appended: Callable[[int, int], None],
+        awaited: Callable[[int], bool],
     ) -> None:
-        """`appended(topic id, bytes)` is told of every append."""
+        """`appended(topic id, bytes)` is told of every append; `awaited(queue id)`: whether a reader waits there."""
         self._tail = tail
         self._writer = writer
         self._housekeeping = housekeeping
         self._appended = appended
+        self._awaited = awaited
         self._accepted_bytes = 0
         self.messages = 0
         self.bytes = 0
@@ -121,6 +127,8 @@ class Appends:
             sidecar_bytes += pack_parts(append.parts)
         placed = self._tail.messages(queue, append, sidecar, sidecar_bytes)
         self._writer.wake()
+        if not flush and self._awaited(queue.ref.queue_id):
+            self._writer.hurry()
         self.messages += append.count
         self.bytes += append.payload_size
         self._appended(queue.ref.topic_id, append.payload_size)

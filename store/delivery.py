@@ -61,15 +61,19 @@ class _Remembered(NamedTuple):
 
 
 class Delivery:
-    def __init__(self, log: DeliveryLog, cursors: Cursors, now_ms: Callable[[], int]) -> None:
-        """`now_ms`: the store's clock. The cursors are those of the fold, loaded and replayed."""
+    def __init__(
+        self, log: DeliveryLog, cursors: Cursors, now_ms: Callable[[], int], waiting: Callable[[], None] = lambda: None
+    ) -> None:
+        """`now_ms`: the store's clock. The cursors are those of the fold, loaded and replayed. `waiting` is called when
+        a receive begins to wait."""
         self._log = log
         self._cursors = cursors
         self._now_ms = now_ms
         self._groups: dict[int, Group] = {}
         self._of_queue: dict[int, list[Place]] = {}
         self._due = DueTimes()
-        self._waiting = WaiterCount(self._arm)
+        self._waiting = WaiterCount(self._sleeping)
+        self._begins_to_wait = waiting
         self._timer: tuple[int, asyncio.TimerHandle] | None = None
         self._attempts: OrderedDict[tuple[int, str], _Remembered] = OrderedDict()
         # A power cut may forget the newest grants, and their numbers must not be given to others: those of
@@ -99,6 +103,14 @@ class Delivery:
         for place in self._of_queue.get(queue_id, ()):
             if queue_id not in place.group.full and place.claim is None:
                 place.group.rouse(queue_id)
+
+    def awaits(self, queue_id: int) -> bool:
+        """Whether a receive waits for more of this queue."""
+        return any(place.group.waiters for place in self._of_queue.get(queue_id, ()))
+
+    def _sleeping(self) -> None:
+        self._begins_to_wait()
+        self._arm()
 
     def wake_due(self) -> None:
         """Rows, or claims, fell due by now: their queues may have something."""

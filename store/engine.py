@@ -152,9 +152,9 @@ class Engine:
         self.tail = Tail(self.log, self.directory, self.fold, self.time, recent, self._rolled)
         self.writer = Writer(self.log, self._gather, self._confirmed, self.time.now_ms)
         self.reader = FrameReader(self.log, recent, self._quarantine)
-        self.reads = Reads(self.fold.queues, self.directory, self.reader, self.lost)
+        self.reads = Reads(self.fold.queues, self.directory, self.reader, self.lost, self.writer.hurry)
         self.delivery_log = EngineLog(self.tail, self.writer, self.directory, self.reader, self.reads)
-        self.delivery = Delivery(self.delivery_log, self.fold.cursors, self.time.now_ms)
+        self.delivery = Delivery(self.delivery_log, self.fold.cursors, self.time.now_ms, self.writer.hurry)
         self.seal_source = EngineSealSource(
             config.group, self.tail, self.reader, self.reads.missing, self._tier.seal_bytes
         )
@@ -185,7 +185,7 @@ class Engine:
             self.retention.recyclable,
             (config.checkpoint_bytes, config.checkpoint_frames),
         )
-        self.appends = Appends(self.tail, self.writer, self.housekeeping, self.seal_source.note)
+        self.appends = Appends(self.tail, self.writer, self.housekeeping, self.seal_source.note, self._awaited)
 
     def _spawn_loops(self) -> None:
         spawn = self._tasks.spawn
@@ -231,6 +231,9 @@ class Engine:
         for queue in self.tail.publish():
             self.reads.notify(queue.ref.queue_id)
             self.delivery.on_confirmed(queue.ref.queue_id)
+
+    def _awaited(self, queue_id: int) -> bool:
+        return self.reads.awaits(queue_id) or self.delivery.awaits(queue_id)
 
     def _rolled(self) -> None:
         self.housekeeping.began_segment()

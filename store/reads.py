@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import numpy as np
 import pyarrow as pa
@@ -31,9 +32,16 @@ class Reads:
     """The read side of a store. `notify` is called for every queue whose confirmed end moved."""
 
     def __init__(
-        self, queues: Queues, directory: Directory, reader: FrameReader, lost: list[tuple[int, int, int]]
+        self,
+        queues: Queues,
+        directory: Directory,
+        reader: FrameReader,
+        lost: list[tuple[int, int, int]],
+        waiting: Callable[[], None],
     ) -> None:
-        """`lost`: (queue id, first, end) of offsets that stood in damaged parts of the log."""
+        """`lost`: (queue id, first, end) of offsets that stood in damaged parts of the log. `waiting` is called when
+        a read begins to wait for what is not confirmed yet."""
+        self._begins_to_wait = waiting
         self._lost = lost
         self._queues = queues
         self._directory = directory
@@ -51,8 +59,13 @@ class Reads:
             if not future.done():
                 future.set_result(None)
 
+    def awaits(self, queue_id: int) -> bool:
+        """Whether a read waits for more of this queue."""
+        return queue_id in self._waiting
+
     async def _wait_beyond(self, queue_id: int, offset: int, wait_ms: int) -> None:
         """Until `offset` is confirmed, or the time is up."""
+        self._begins_to_wait()
         try:
             async with asyncio.timeout(wait_ms / 1000):
                 while self.ends(queue_id).end_offset <= offset:

@@ -24,7 +24,7 @@ from millpond.store.commitlog import CommitLog, Draft
 
 INLINE_WRITE_BYTES = 128 * KIB  # a copy into the page cache of ~20 us: cheaper than waking a thread
 
-PACE_SECONDS = 0.002  # how long a flush that nobody awaits is put off: readers of `memory` topics wait so much longer
+PACE_SECONDS = 0.002  # how long a flush that nobody awaits is put off
 PACED_BYTES = 4 * MIB  # .. unless so much waits for it
 
 _MARK = Draft(MARK, 0, 0, 0, 0, 0, 0, b"", b"", 0, 0)
@@ -87,6 +87,7 @@ class Writer:
         self._flush_wake = asyncio.Event()
         self._flushed_some = asyncio.Event()
         self._flush_awaited = asyncio.Event()
+        self._hurried = 0  # position
         self._gathered: asyncio.Future[int] | None = None
         self._written = Waiters()
         self._flushed = Waiters()
@@ -122,6 +123,11 @@ class Writer:
         if self._log.flushed < position:
             self._flush_awaited.set()
             await asyncio.shield(self._flushed.wait(position))
+
+    def hurry(self) -> None:
+        """Somebody waits to read what stands at the tail now: do not put its flush off."""
+        self._hurried = self._log.tail
+        self._flush_awaited.set()
 
     async def room(self, seconds: float) -> None:
         """Until less than UNFLUSHED_BYTES wait to be flushed. Raises Unavailable(flush_behind)."""
@@ -177,7 +183,7 @@ class Writer:
                 await self._flush_wake.wait()
                 self._flush_wake.clear()
                 while log.flushed < log.written:
-                    if not self._flushed and log.written - log.flushed < PACED_BYTES:
+                    if not self._flushed and self._hurried <= log.flushed and log.written - log.flushed < PACED_BYTES:
                         await self._pace()
                     end = log.written
                     started = loop.time()
@@ -195,8 +201,8 @@ class Writer:
             raise
 
     async def _pace(self) -> None:
-        """Nobody waits for this flush (`memory` topics): let a little more gather, so that flushes do not take the
-        time of requests. Ends at once when somebody does."""
+        """Nobody waits for this flush (`memory` topics, no reader at their end): let a little more gather, so that
+        flushes do not take the time of requests. Ends at once when somebody does."""
         self._flush_awaited.clear()
         timer = asyncio.get_running_loop().call_later(PACE_SECONDS, self._flush_awaited.set)
         await self._flush_awaited.wait()
