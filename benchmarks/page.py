@@ -39,7 +39,8 @@ HEAD = """# Benchmarks
 Figures of one machine, client and servers sharing its cores. Each is the median of {rounds} rounds of {seconds:g} s,
 interleaved with what it is compared with (A B A B ..) after a round that is not counted; before each round the disk has
 what was written, and the processes have come to rest. A ratio counts more than a figure. To see yours:
-`make bench`, and with peers `make bench PEERS="kafka rocketmq nats redis rabbitmq elasticmq"`.
+`make bench`, and with peers `make bench PEERS="kafka rocketmq nats redis rabbitmq elasticmq"`. Where the time goes, and
+what was tried: [performance.md](performance.md).
 """
 
 
