@@ -34,6 +34,8 @@ from millpond.store.disk import Buffer, Disk, File
 
 FOLDER = "log"
 KEPT_FREE = 4  # a quarter of a segment stays free on the disk: checkpoints, indexes and metadata are written to it too
+PAGE_BYTES = 4096
+_ZEROS = memoryview(bytes(PAGE_BYTES))
 _PADDING = [bytes(count) for count in range(8)]
 
 
@@ -282,8 +284,16 @@ class CommitLog:
 
     @staticmethod
     def write(writes: list[Write]) -> None:
+        """Write them, zeros up to the end of the last page included.
+
+        A page that is written to in part and is not in memory must be read first (a recycled segment: 60 us for a
+        group of 36 KB, 10 us with the zeros). So pages are always written whole: each write begins in a page that
+        the one before has left in memory. Nothing stands behind the tail yet that zeros could harm.
+        """
         for write in writes:
-            write.segment.file.write(write.position - write.segment.base, write.buffers)
+            at = write.position - write.segment.base
+            missing = min(-(at + write.length) % PAGE_BYTES, write.segment.length - at - write.length)
+            write.segment.file.write(at, [*write.buffers, _ZEROS[:missing]] if missing else write.buffers)
 
     def segments_between(self, first: int, end: int) -> list[Segment]:
         return [segment for segment in self.segments if segment.base < end and segment.end > first]

@@ -184,11 +184,10 @@ class SystemFile:
             self._write(position, buffers)
             return
         # The last page will be written to again by what follows: were it dropped, it would have to be read back.
-        rest = (position + total) % mmap.PAGESIZE
+        rest = (position + total - 1) % mmap.PAGESIZE + 1
         pages, last = _split(buffers, total - rest)
         self._write(position, pages, cached=False)
-        if rest:
-            self._write(position + total - rest, last)
+        self._write(position + total - rest, last)
 
     def _write(self, position: int, buffers: Sequence[Buffer], *, cached: bool = True) -> None:
         for start in range(0, len(buffers), _VECTOR):

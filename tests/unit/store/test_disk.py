@@ -36,15 +36,16 @@ def test_a_write_comes_back(file: File, position: int, total: int) -> None:
     assert file.read_once(position, total + 5).to_pybytes() == data
 
 
-def test_large_writes_leave_no_pages(file: File) -> None:
-    """Once they are on the disk, all but the last page of a large write have left the memory."""
-    total = 4 * UNCACHED_WRITE_BYTES + 100
+@pytest.mark.parametrize("beyond", [100, 4_096])
+def test_large_writes_leave_no_pages(file: File, beyond: int) -> None:
+    """Once they are on the disk, all but the last page of a large write have left the memory: the next begins in it."""
+    total = 4 * UNCACHED_WRITE_BYTES + beyond
     file.write(0, [bytes(total)])
     file.sync()
     if not _Uncached.flag:
         pytest.skip("this kernel or filesystem has no RWF_DONTCACHE: pages stay")
     assert file.read_cached(0, UNCACHED_WRITE_BYTES) is None
-    assert file.read_cached(total - 100, 100) is not None
+    assert file.read_cached(total - beyond, beyond) is not None
 
 
 @pytest.mark.usefixtures("flag")
