@@ -185,9 +185,9 @@ class CommitLog:
         return self.segments[(position - self.segments[0].base) // self.segment_bytes]
 
     @property
-    def spare_segments(self) -> int:
-        """Segments that are ready and still empty."""
-        return sum(1 for segment in self.segments if segment.base >= self.tail and segment.base > 0)
+    def has_spare(self) -> bool:
+        """Whether a segment is ready that is still empty."""
+        return bool(self.segments) and self.segments[-1].base >= max(1, self.tail)
 
     # -- append --------------------------------------------------------------------------------------------
 

@@ -223,7 +223,7 @@ class Engine:
         """Put this turn's state changes at the tail, before a write. False: some wait for room."""
         done = self.tail.gather_state()
         if not done:
-            self.housekeeping.rolled()
+            self.housekeeping.demand_segment()
         self.housekeeping.appended()
         return done
 
@@ -236,7 +236,7 @@ class Engine:
         return self.reads.awaits(queue_id) or self.delivery.awaits(queue_id)
 
     def _rolled(self) -> None:
-        self.housekeeping.began_segment()
+        self.housekeeping.rolled()
 
     def _quarantine(self, position: int, end: int) -> None:
         if (position, end) not in self.quarantined:

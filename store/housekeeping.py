@@ -1,7 +1,7 @@
 """What a store does beside its traffic: the next segment is ready, full segments' indexes are written, checkpoints
 are taken, segments that are no longer needed are recycled.
 
-    segment loop      keeps one empty segment ahead of the tail: recycled when one may go, else allocated
+    segment loop      makes the next segment when the open one is half full: recycled when one may go, else allocated
     index loop        writes the `.idx` of each full segment
     checkpoint loop   a snapshot every CHECKPOINT_BYTES or CHECKPOINT_FRAMES, published once confirmed
 
@@ -55,8 +55,8 @@ class Housekeeping:
         self._checkpoint_wake = asyncio.Event()
         self._ready = asyncio.Event()
         self._segment_wake.set()
-        self._rolled_at = -float("inf")  # when the open segment was begun, by the loop's clock
-        self._calm = True
+        self._quarter = (-1, 0.0)  # the segment that was last seen a quarter full, and when, by the loop's clock
+        self._demanded = False  # somebody waits for a segment, whatever the open one holds
         self.disk_full = False
         self.checkpoint_position = checkpoints.positions[-1] if checkpoints.positions else 0
         self._checkpoint_frame = tail.frames
@@ -68,28 +68,54 @@ class Housekeeping:
     async def segment_ready(self) -> None:
         """Until another segment is ready; the caller looks again, and bounds the wait."""
         self._ready.clear()
-        self._segment_wake.set()
+        self.demand_segment()
         await self._ready.wait()
 
-    def rolled(self) -> None:
-        """A segment may be wanted, or an index written."""
+    def demand_segment(self) -> None:
+        """Something waits for room."""
+        self._demanded = True
         self._segment_wake.set()
+
+    def rolled(self) -> None:
+        """The tail has moved into a new segment: the index of the last one may be written."""
         self._index_wake.set()
 
-    def began_segment(self) -> None:
-        """The tail has moved into a new segment: how fast was the last one filled?"""
-        now = asyncio.get_running_loop().time()
-        self._calm = (now - self._rolled_at) * CALM_BYTES_PER_SECOND > self._tail.log.segment_bytes
-        self._rolled_at = now
-        self.rolled()
+    def _filling(self) -> None:
+        """How far the open segment is filled: is the next one due?"""
+        log = self._tail.log
+        base, filled = self._open()
+        if filled * 4 >= log.segment_bytes:
+            if self._quarter[0] != base:
+                self._quarter = (base, asyncio.get_running_loop().time())
+            if filled * 2 >= log.segment_bytes and not log.has_spare:
+                self._segment_wake.set()
+
+    def _open(self) -> tuple[int, int]:
+        """Base of the open segment, and bytes in it."""
+        log = self._tail.log
+        filled = log.tail % log.segment_bytes
+        return log.tail - filled, filled
+
+    def _wanted(self) -> bool:
+        _, filled = self._open()
+        return not self._tail.log.has_spare and (self._demanded or filled * 2 >= self._tail.log.segment_bytes)
+
+    def _calm(self) -> bool:
+        """Whether the open segment's second quarter was filled slowly: then the next one is worth being zeroed."""
+        base, filled = self._open()
+        if self._quarter[0] != base:
+            return False
+        seconds = asyncio.get_running_loop().time() - self._quarter[1]
+        return seconds * CALM_BYTES_PER_SECOND > filled - self._tail.log.segment_bytes // 4
 
     async def segment_loop(self) -> None:
         while True:
             await self._segment_wake.wait()
             self._segment_wake.clear()
-            while self._tail.log.spare_segments < 1:
+            while self._wanted():
                 if not await self._one_more_segment():
                     await self._pause()
+            self._demanded = False
             self.disk_full = False
             self._ready.set()
             self._writer.wake()  # state may wait for this room
@@ -115,7 +141,7 @@ class Housekeeping:
             self.segments_recycled += 1
         else:
             try:
-                segment = await loop.run_in_executor(self._threads, log.allocate_segment, self._calm)
+                segment = await loop.run_in_executor(self._threads, log.allocate_segment, self._calm())
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise
@@ -158,7 +184,8 @@ class Housekeeping:
     # -- checkpoints ---------------------------------------------------------------------------------------
 
     def appended(self) -> None:
-        """Something was appended: is a checkpoint due?"""
+        """Something was appended: is a checkpoint due, or a segment?"""
+        self._filling()
         if (
             self._tail.log.tail - self.checkpoint_position >= self._checkpoint_bytes
             or self._tail.frames - self._checkpoint_frame >= self._checkpoint_frames
