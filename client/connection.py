@@ -2,7 +2,8 @@
 
 A call is tried again when that cannot do a thing twice: GET, PUT and DELETE, those that say `repeatable`, and any
 call that certainly never arrived. Between tries it waits, doubling from 50 ms to 5 s with jitter, at least what
-`Retry-After` asks, until `retry_seconds` have passed; then the last error is raised.
+`Retry-After` asks, until `retry_seconds` have passed; then the last error is raised. That a kept connection had ended
+before such a call is no try at all: it goes over a new one at once.
 
 Not here: what the calls mean (`topics`, `groups`, `producer`, `consumer`, `reader`).
 """
@@ -20,16 +21,19 @@ import msgspec
 import pyarrow as pa
 
 from millpond.client.errors import Closed, Unreachable, from_problem
-from millpond.client.wire import Buffer, NotConnected, Received, Wires
 from millpond.core import limits
 from millpond.core.clock import Clock, Random, SystemClock, SystemRandom
 from millpond.core.errors import MillpondError, TooManyRequests
+from millpond.core.http.wire import BadAnswer, Bounds, Buffer, CannotConnect, Received, Wires
 
 ARROW = "application/vnd.apache.arrow.stream"
 JSON = "application/json"
 DEFAULT_URL = "http://127.0.0.1:8080"
 REPEATABLE_METHODS = frozenset({"GET", "HEAD", "PUT", "DELETE"})
 FIRST_DELAY_SECONDS, LONGEST_DELAY_SECONDS = 0.05, 5.0
+BOUNDS = Bounds(
+    limits.CLIENT_CONNECTIONS, limits.CLIENT_CONNECT_SECONDS, limits.CLIENT_IDLE_SECONDS, limits.CLIENT_ANSWER_BYTES
+)
 
 Shape = TypeVar("Shape")
 
@@ -143,7 +147,7 @@ class Connection:
         attempt = 0
         while True:
             try:
-                return await self._once(method, path, body, content_type, params, sent, timeout_seconds)
+                return await self._once(method, path, body, content_type, params, sent, timeout_seconds, may_repeat)
             except MillpondError as error:
                 delay = self._delay_seconds(attempt, error)
                 late = self.clock.monotonic() + delay > deadline
@@ -161,12 +165,14 @@ class Connection:
         params: Mapping[str, object] | None,
         headers: Mapping[str, str],
         timeout_seconds: float | None,
+        repeatable: bool,
     ) -> Answer:
         target = f"{path}?{urlencode(query)}" if (query := _query(params)) else path
         sent = {**headers, "Content-Type": content_type} if data else headers
         try:
-            answer = await self._open().ask(method, target, sent, data, timeout_seconds or self._timeout_seconds)
-        except (OSError, TimeoutError) as error:
+            seconds = timeout_seconds or self._timeout_seconds
+            answer = await self._open().ask(method, target, sent, data, seconds, repeatable=repeatable)
+        except (OSError, TimeoutError, BadAnswer) as error:
             raise self._unreachable(error) from error
         if answer.status >= 300:
             raise _error_of(answer)
@@ -177,7 +183,7 @@ class Connection:
             raise Closed("the connection is closed")
         if self._wires is None:
             authorization = f"Bearer {self._api_key}" if self._api_key else ""
-            self._wires = Wires(self.url, self.clock, authorization)
+            self._wires = Wires(self.url, self.clock, BOUNDS, authorization)
         return self._wires
 
     def _delay_seconds(self, attempt: int, error: MillpondError) -> float:
@@ -189,7 +195,7 @@ class Connection:
     def _unreachable(self, error: Exception) -> Unreachable:
         reason = "no answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
         unreachable = Unreachable(f"{self.url} does not answer: {reason}")
-        unreachable.extra["arrived"] = not isinstance(error, NotConnected)
+        unreachable.extra["arrived"] = not isinstance(error, CannotConnect)
         return unreachable
 
 

@@ -22,9 +22,9 @@ from millpond.client.errors import Closed, UnknownProblem
 from millpond.client.outbox import Piece, SentRange
 from millpond.client.rows import compressed_stream, stream
 from millpond.client.topics import QueueState
-from millpond.client.wire import Buffer
 from millpond.core import limits
 from millpond.core.errors import Conflict, MillpondError
+from millpond.core.http.wire import Buffer
 
 log = logging.getLogger("millpond.client")
 

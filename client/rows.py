@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from millpond.client.wire import Buffer
 from millpond.core import limits
+from millpond.core.http.wire import Buffer
 from millpond.core.schema import columns_of, message_schema
 
 ROW_BYTES = 24  # what a row costs beside its values: offsets and validity of its columns

@@ -126,8 +126,9 @@ CATALOG_STALE_SECONDS = 900  # a proxy goes on with its cached catalog for so lo
 
 # -- clients ----------------------------------------------------------------------------------------------
 CLIENT_CONNECTIONS = 128  # per Connection: more would only queue in the service
+CLIENT_CONNECT_SECONDS = 10  # a service that does not accept within this is away
 CLIENT_IDLE_SECONDS = 60  # below the service's IDLE_SECONDS, so that it is not the one to close
-CLIENT_HEAD_BYTES = 64 * KIB  # the head of one answer; small answers stand behind it in the same buffer
+CLIENT_HEAD_BYTES = 64 * KIB  # the head of one answer, also between parts; small answers stand behind it
 CLIENT_ANSWER_BYTES = 256 * MIB  # the largest answer believed; receives and reads are bounded far below
 CLIENT_RETRY_AFTER_SECONDS = 60  # what a Retry-After may ask of a client at most
 CLIENT_BATCH_BYTES = 1 * MIB  # default of a producer's batches: large enough that a request's cost vanishes

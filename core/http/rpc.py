@@ -28,12 +28,12 @@ from aiohttp import web
 from millpond.core import limits
 from millpond.core.errors import BadRequest, ErrorInfo, Internal, MillpondError, Unavailable, from_info
 from millpond.core.http.call import Body, Call
-from millpond.core.http.client import CannotConnect, HttpClient
-from millpond.core.http.exchange import Answer
+from millpond.core.http.client import Answer, HttpClient
 from millpond.core.http.problem import PROBLEM_TYPE
 from millpond.core.http.routing import Route
 from millpond.core.http.secret import SECRET_HEADER
 from millpond.core.http.whole import pieces, whole
+from millpond.core.http.wire import CannotConnect
 
 BODY_TYPE = "application/vnd.millpond.call"
 ERROR_TYPE = "application/vnd.millpond.error"

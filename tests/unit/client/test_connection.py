@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 from aiohttp import web
@@ -47,6 +50,46 @@ async def test_get_is_repeated_and_post_is_not(service: FakeService, connection:
     service.faults.append(lambda _: problem(503, "store_unavailable", "away"))
     await connection.json("POST", "/v1/topics/t/groups/g/messages/ack", {}, repeatable=True)
     assert [asked.method for asked in service.requests] == ["GET", "GET", "POST", "POST", "POST"]
+
+
+@asynccontextmanager
+async def speaking(*answers: bytes) -> AsyncIterator[Connection]:
+    """A connection without retries to a listener that gives `answers` and leaves with the request after them."""
+    tasks: list[asyncio.Task[None] | None] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        tasks.append(asyncio.current_task())
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            for answer in answers:
+                await reader.readuntil(b"\r\n\r\n")
+                writer.write(answer)
+            await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with Connection(url, retry_seconds=0) as connection:
+        yield connection
+    server.close()
+    await asyncio.gather(*(task for task in tasks if task is not None))
+
+
+async def test_kept_connection_that_ended() -> None:
+    """That the service closed a kept connection is no error of a repeatable call, even without retries."""
+    async with speaking(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}") as connection:
+        for _ in range(3):
+            assert await connection.get("/v1/topics") == {}
+        with pytest.raises(Unreachable, match="closed"):
+            await connection.call("POST", "/v1/topics/t/groups/g/messages/receive", b"{}")
+
+
+async def test_not_http_is_unreachable() -> None:
+    """Whatever answers there without speaking HTTP is not the service."""
+    async with speaking(b"SSH-2.0-x\r\n\r\n") as connection:
+        with pytest.raises(Unreachable, match="not HTTP"):
+            await connection.get("/v1/topics")
 
 
 async def test_too_many_requests_is_always_repeated(service: FakeService, connection: Connection) -> None:

@@ -9,13 +9,15 @@ most of what a call costs, with large ones every byte is copied three times.
     Wires   the pool: one request at a time on each connection, the connection used last first
     Wire    one connection
 
-Not here: retries, errors by code, JSON (`connection`). Redirects are not followed, nothing is decompressed.
+The SDK calls the service over it (`client/connection.py`), and parts call each other (`client.py`). Not here: retries,
+errors by code, JSON. Redirects are not followed, nothing is decompressed, there are no cookies and no proxies.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ssl
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias, cast
 from urllib.parse import urlsplit
@@ -24,19 +26,23 @@ import pyarrow as pa
 
 from millpond.core import limits
 from millpond.core.clock import Clock
+from millpond.core.http.heard import Chunks, Head, head_of, length_of
 
-CONNECT_SECONDS = 10.0
 HEAD_END = b"\r\n\r\n"
 
 Buffer: TypeAlias = bytes | bytearray | memoryview | pa.Buffer
 
 
-class NotConnected(ConnectionError):
-    """No connection could be made: the request certainly did not arrive."""
+class CannotConnect(ConnectionError):
+    """No connection could be made: nothing was sent."""
 
 
-class BadAnswer(ConnectionError):
-    """What came back is not HTTP as any service of ours sends it."""
+class Unanswered(ConnectionResetError):
+    """The connection ended before a byte of the answer came. On a kept one, most likely before the request came."""
+
+
+class BadAnswer(ValueError):
+    """What came back is not HTTP as any service of ours sends it, or more than was agreed to."""
 
 
 class Received(NamedTuple):
@@ -47,10 +53,19 @@ class Received(NamedTuple):
     body: bytes | pa.Buffer
 
 
-class Wires:
-    """Connections to the service at `url`; opened when needed, kept for CLIENT_IDLE_SECONDS without use."""
+class Bounds(NamedTuple):
+    """Of a pool. `idle_seconds` is below the service's own, so that a request seldom meets a connection that ends."""
 
-    def __init__(self, url: str, clock: Clock, authorization: str = "") -> None:
+    connections: int
+    connect_seconds: float
+    idle_seconds: float
+    answer_bytes: int
+
+
+class Wires:
+    """Connections to the service at `url`, opened when needed. Closed ones raise CannotConnect."""
+
+    def __init__(self, url: str, clock: Clock, bounds: Bounds, authorization: str = "") -> None:
         parts = urlsplit(url)
         if parts.scheme not in {"http", "https"} or not parts.hostname:
             raise ValueError(f"{url!r} is not the address of an HTTP service")
@@ -62,50 +77,96 @@ class Wires:
             fixed["Authorization"] = authorization
         self._fixed = _lines(fixed.items())
         self._clock = clock
-        self._idle: list[tuple[Wire, float]] = []
+        self._bounds = bounds
+        self._idle: deque[tuple[Wire, float]] = deque()  # and since when; the one used last stands last
         self._all: set[Wire] = set()
-        self._room = asyncio.Semaphore(limits.CLIENT_CONNECTIONS)
+        self._room = asyncio.Semaphore(bounds.connections)
+        self._closed = False
 
     async def ask(
-        self, method: str, target: str, headers: Mapping[str, str], body: Sequence[Buffer], timeout_seconds: float
+        self,
+        method: str,
+        target: str,
+        headers: Mapping[str, str],
+        body: Sequence[Buffer],
+        timeout_seconds: float,
+        *,
+        answer_bytes: int | None = None,
+        repeatable: bool = False,
     ) -> Received:
-        """The answer. `target` is path and query. Raises NotConnected, ConnectionError, TimeoutError."""
+        """The answer. `target` is path and query; `answer_bytes` replaces the pool's bound.
+
+        A request that is `repeatable` and found its kept connection ended goes once more, over a new one. Raises
+        CannotConnect, ConnectionError and TimeoutError (the outcome is unknown), BadAnswer.
+        """
         head = f"{method} {self._base}{target} HTTP/1.1\r\n{self._fixed}{_lines(headers.items())}"
-        if body or method not in {"GET", "DELETE"}:
+        if body or method not in {"GET", "HEAD", "DELETE"}:
             head += f"Content-Length: {sum(map(len, body))}\r\n"
-        buffers = [f"{head}\r\n".encode(), *body]
-        async with self._room:
-            wire = await self._take()
-            try:
-                received = await wire.ask(buffers, timeout_seconds)
-            finally:
-                if wire.reusable:
-                    self._idle.append((wire, self._clock.monotonic()))
-                else:
-                    self._drop(wire)
-        return received
+        request = _Request(
+            [f"{head}\r\n".encode(), *body],
+            self._bounds.answer_bytes if answer_bytes is None else answer_bytes,
+            method != "HEAD",
+        )
+        wire = None
+        try:
+            async with asyncio.timeout(timeout_seconds), self._room:
+                wire = self._kept()
+                if wire is not None:
+                    try:
+                        return await self._over(wire, request)
+                    except Unanswered:
+                        if not repeatable:
+                            raise
+                        wire = None
+                wire = await self._connected()
+                return await self._over(wire, request)
+        except TimeoutError as error:
+            if wire is None:
+                raise CannotConnect("no connection was free in time") from error
+            raise
 
     async def close(self) -> None:
         """Close all; calls under way fail."""
+        self._closed = True
         wires = list(self._all)
         for wire in wires:
             self._drop(wire)
         self._idle.clear()
         await asyncio.gather(*(wire.closed for wire in wires))
 
-    async def _take(self) -> Wire:
-        oldest = self._clock.monotonic() - limits.CLIENT_IDLE_SECONDS
+    async def _over(self, wire: Wire, request: _Request) -> Received:
+        try:
+            return await wire.ask(request)
+        finally:
+            if wire.reusable:
+                self._idle.append((wire, self._clock.monotonic()))
+            else:
+                self._drop(wire)
+
+    def _kept(self) -> Wire | None:
+        """The one used last that is still good; those that have idled too long are ended."""
+        oldest = self._clock.monotonic() - self._bounds.idle_seconds
+        while self._idle and (self._idle[0][1] < oldest or not self._idle[0][0].reusable):
+            self._drop(self._idle.popleft()[0])
         while self._idle:
-            wire, since = self._idle.pop()
-            if wire.reusable and since > oldest:
+            wire, _ = self._idle.pop()
+            if wire.reusable:
                 return wire
             self._drop(wire)
+        return None
+
+    async def _connected(self) -> Wire:
+        if self._closed:
+            raise CannotConnect("it is closed on this side")
         try:
-            async with asyncio.timeout(CONNECT_SECONDS):
+            async with asyncio.timeout(self._bounds.connect_seconds):
                 loop = asyncio.get_running_loop()
                 _, wire = await loop.create_connection(Wire, self._host, self._port, ssl=self._ssl)
         except (OSError, TimeoutError) as error:
-            raise NotConnected(str(error) or "no connection in time") from error
+            raise CannotConnect(str(error) or "no connection in time") from error
+        if self._closed:  # meanwhile
+            wire.abort()
+            raise CannotConnect("it is closed on this side")
         self._all.add(wire)
         return wire
 
@@ -114,17 +175,27 @@ class Wires:
         wire.abort()
 
 
+class _Request(NamedTuple):
+    buffers: Sequence[Buffer]
+    answer_bytes: int
+    has_body: bool  # the answer: that to HEAD has none, whatever it says
+
+
 class Wire(asyncio.BufferedProtocol):
     """One connection: one request and its answer at a time. `closed` is done when it is gone."""
 
     def __init__(self) -> None:
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._transport: asyncio.Transport | None = None
-        self._buffer = memoryview(bytearray(limits.CLIENT_HEAD_BYTES))
+        self._scratch = bytearray(limits.CLIENT_HEAD_BYTES)
+        self._buffer = memoryview(self._scratch)
         self._filled = 0
+        self._searched = 0  # .. of which hold no end of a head
+        self._request: _Request | None = None
         self._answer: asyncio.Future[Received] | None = None
-        self._head: tuple[int, dict[str, str]] | None = None
-        self._chunks: _Chunks | None = None
+        self._heard = False  # a byte of the answer
+        self._head: Head | None = None
+        self._chunks: Chunks | None = None
         self._body: pa.Buffer | None = None  # being received into; `_rest` is what of it is still empty
         self._rest: memoryview | None = None
         self._to_end: bytearray | None = None  # a body that ends with the connection
@@ -135,25 +206,24 @@ class Wire(asyncio.BufferedProtocol):
         """Whether another request may go over it."""
         return self._transport is not None and not self._last and self._answer is None
 
-    async def ask(self, buffers: Sequence[Buffer], timeout_seconds: float) -> Received:
-        """Send `buffers`, which are a whole request, and receive the answer."""
+    async def ask(self, request: _Request) -> Received:
+        """Cancelling this ends the connection: what may still come belongs to nobody."""
         assert self._answer is None, "one request at a time"
-        if self._transport is None:
-            raise ConnectionResetError("the connection was closed")
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[Received] = loop.create_future()
-        self._answer = answer
-        self._transport.writelines(buffers)
-        timer = loop.call_later(timeout_seconds, self._fail, TimeoutError("no answer in time"))
+        if self._transport is None or self._last:
+            raise Unanswered("the connection was closed")
+        self._answer = asyncio.get_running_loop().create_future()
+        self._request, self._heard = request, False
         try:
-            return await answer
+            self._transport.writelines(request.buffers)
+            return await self._answer
         except BaseException:
-            self.abort()  # what may still come belongs to nobody
+            self.abort()
             raise
         finally:
-            timer.cancel()
+            self._request = None
 
     def abort(self) -> None:
+        self._fail(ConnectionAbortedError("the connection was closed on this side"))
         self._last = True
         if self._transport is not None:
             self._transport.abort()
@@ -163,11 +233,12 @@ class Wire(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass
 
+    def eof_received(self) -> None:
+        self._gone(None)  # at once: a transport with bytes unsent would wait to get rid of them
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        if self._to_end is not None and exc is None:
-            self._end(bytes(self._to_end))
-        self._fail(exc or ConnectionResetError("the connection was closed before the answer was whole"))
+        self._gone(exc)
         if not self.closed.done():
             self.closed.set_result(None)
 
@@ -175,6 +246,7 @@ class Wire(asyncio.BufferedProtocol):
         return self._rest if self._rest is not None else self._buffer[self._filled :]
 
     def buffer_updated(self, nbytes: int) -> None:
+        self._heard = True
         try:
             if self._rest is None:
                 self._filled += nbytes
@@ -185,6 +257,7 @@ class Wire(asyncio.BufferedProtocol):
                     self._end(self._body)
         except ValueError as error:
             self._fail(BadAnswer(f"an answer that is not HTTP: {error}"))
+            self._filled = 0
             self.abort()
 
     # -- the answer -------------------------------------------------------------------------------------------
@@ -194,35 +267,37 @@ class Wire(asyncio.BufferedProtocol):
         if self._answer is None:
             raise ValueError("bytes that nobody asked for")
         while self._head is None:
-            came = self._buffer[: self._filled].tobytes()
-            head, end, _ = came.partition(HEAD_END)
-            if not end:
-                if self._filled == len(self._buffer):
+            end = self._scratch.find(HEAD_END, self._searched, self._filled)
+            if end < 0:
+                if self._filled == len(self._scratch):
                     raise ValueError("its head is too long")
+                self._searched = max(0, self._filled - len(HEAD_END) + 1)
                 return
-            self._keep(len(head) + len(HEAD_END))
-            found = _head(head)
-            if found[0] >= 200:  # others announce the answer
-                self._head = found
-                self._begin(*found)
+            head = head_of(self._buffer[:end].tobytes())
+            self._keep(end + len(HEAD_END))
+            if head.status >= 200:
+                self._head = head
+                self._begin(head)
                 return
+            if head.status == 101 or "content-length" in head.headers or "transfer-encoding" in head.headers:
+                raise ValueError(f"{head.status} where an answer is only announced")
         self._more()
 
-    def _begin(self, status: int, headers: Mapping[str, str]) -> None:
+    def _begin(self, head: Head) -> None:
         """The head is known: how does the body come?"""
-        self._last = self._last or headers.get("connection", "").lower() == "close"
-        length = headers.get("content-length")
-        if "chunked" in headers.get("transfer-encoding", "").lower():
-            self._chunks = _Chunks()
-        elif status in {204, 304}:
+        assert self._request is not None
+        self._last = self._last or head.ends
+        if head.status in {204, 304} or not self._request.has_body:
             self._end(b"")
             return
-        elif length is None:
-            self._to_end = bytearray()
-            self._last = True
-        else:
-            self._begin_known(_length(length))
+        length = length_of(head, self._request.answer_bytes)
+        if length is not None:
+            self._begin_known(length)
             return
+        if "transfer-encoding" in head.headers:
+            self._chunks = Chunks(self._request.answer_bytes)
+        else:
+            self._to_end = bytearray()
         self._more()
 
     def _begin_known(self, length: int) -> None:
@@ -243,23 +318,24 @@ class Wire(asyncio.BufferedProtocol):
         self._filled = 0
         if self._chunks is not None:
             if self._chunks.feed(came):
+                self._last = self._last or bool(self._chunks.rest)
                 self._end(bytes(self._chunks.body))
-        elif self._to_end is not None:
+        elif self._to_end is not None and self._request is not None:
             self._to_end += came
-            if len(self._to_end) > limits.CLIENT_ANSWER_BYTES:
-                raise ValueError("it does not end")
+            if len(self._to_end) > self._request.answer_bytes:
+                raise ValueError(f"a body of more than {self._request.answer_bytes} bytes")
 
     def _keep(self, used: int) -> None:
         """Forget the first `used` bytes."""
         left = self._filled - used
         if left:
             self._buffer[:left] = self._buffer[used : self._filled].tobytes()
-        self._filled = left
+        self._filled, self._searched = left, 0
 
     def _end(self, body: bytes | pa.Buffer) -> None:
         """The answer is whole. What is still unsent of the request will not be asked for: the service refused it."""
         assert self._head is not None
-        status, headers = self._head
+        status, headers, _ = self._head
         self._head = self._chunks = self._body = self._rest = self._to_end = None
         transport = self._transport
         self._last = self._last or self._filled > 0 or (transport is not None and transport.get_write_buffer_size() > 0)
@@ -267,66 +343,22 @@ class Wire(asyncio.BufferedProtocol):
         if answer is not None and not answer.done():
             answer.set_result(Received(status, headers, body))
 
+    def _gone(self, exc: Exception | None) -> None:
+        """Nothing more will come."""
+        self._last = True
+        if self._to_end is not None and exc is None:
+            self._end(bytes(self._to_end))
+            return
+        kind = ConnectionResetError if self._heard else Unanswered
+        error = kind(str(exc or "the connection was closed before the answer was whole"))
+        error.__cause__ = exc
+        self._fail(error)
+
     def _fail(self, error: Exception) -> None:
         answer, self._answer = self._answer, None
         if answer is not None and not answer.done():
             self._last = True
             answer.set_exception(error)
-
-
-class _Chunks:
-    """A body in chunks (RFC 9112 7.1); extensions and trailers are passed over."""
-
-    def __init__(self) -> None:
-        self.body = bytearray()
-        self._rest = bytearray()
-        self._trailers = False
-
-    def feed(self, data: bytes) -> bool:
-        """Whether that was the end. Raises ValueError."""
-        rest = self._rest
-        rest += data
-        while True:
-            end = rest.find(b"\r\n")
-            if end < 0:
-                if len(rest) > limits.CLIENT_HEAD_BYTES:
-                    raise ValueError("a chunk without a size")
-                return False
-            if self._trailers:
-                del rest[: end + 2]
-                if end == 0:
-                    return True
-                continue
-            size = int(rest[:end].partition(b";")[0], 16)
-            if len(self.body) + size > limits.CLIENT_ANSWER_BYTES or size < 0:
-                raise ValueError("it is too long")
-            if len(rest) < end + size + 4 and size:
-                return False
-            self._trailers = size == 0
-            self.body += rest[end + 2 : end + 2 + size]
-            del rest[: end + 2 + size + (2 if size else 0)]
-
-
-def _head(head: bytes) -> tuple[int, dict[str, str]]:
-    """Status and headers. Raises ValueError."""
-    first, *lines = head.decode("latin-1").split("\r\n")
-    version, _, rest = first.partition(" ")
-    if not version.startswith("HTTP/1."):
-        raise ValueError(repr(first[:40]))
-    status = int(rest[:3])
-    headers = {}
-    for line in lines:
-        name, _, value = line.partition(":")
-        headers[name.lower()] = value.strip()
-    if version == "HTTP/1.0" and "connection" not in headers:
-        headers["connection"] = "close"
-    return status, headers
-
-
-def _length(text: str) -> int:
-    if not (text.isascii() and text.isdigit()) or int(text) > limits.CLIENT_ANSWER_BYTES:
-        raise ValueError(f"a body of {text[:20]!r} bytes")
-    return int(text)
 
 
 def _lines(headers: Iterable[tuple[str, str]]) -> str:

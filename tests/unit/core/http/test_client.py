@@ -9,8 +9,9 @@ from contextlib import suppress
 import pyarrow as pa
 import pytest
 
-from millpond.core.http.client import CONNECTIONS_PER_PEER, CannotConnect, HttpClient
-from millpond.core.http.exchange import HEAD_BYTES, Answer
+from millpond.core.http.client import CONNECTIONS_PER_PEER, Answer, HttpClient
+from millpond.core.http.wire import CannotConnect
+from millpond.core.limits import CLIENT_HEAD_BYTES
 
 MOST = 4 << 20
 Behave = Callable[["Peer", asyncio.StreamWriter, bytes], Awaitable[None]]
@@ -100,7 +101,7 @@ async def test_answer_byte_by_byte(client: HttpClient, peer: Peer) -> None:
     assert peer.connections == 1
 
 
-@pytest.mark.parametrize("size", [0, 1, HEAD_BYTES - 200, HEAD_BYTES - 60, HEAD_BYTES, HEAD_BYTES + 1, 3 << 20])
+@pytest.mark.parametrize("size", [0, 1, CLIENT_HEAD_BYTES - 99, CLIENT_HEAD_BYTES, CLIENT_HEAD_BYTES + 1, 3 << 20])
 async def test_sizes(client: HttpClient, peer: Peer, size: int) -> None:
     """Answers around the size of what is read at once, and much larger, arrive whole, and so does the next one."""
     body = bytes(range(256)) * (size // 256 + 1)
@@ -125,12 +126,11 @@ async def test_answers_do_not_share_memory(client: HttpClient, peer: Peer) -> No
         b"HTTP/1.1 200 Fine\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\nabc",
         b"HTTP/1.1 100 Continue\r\nContent-Length: 0\r\n\r\n",
         b"HTTP/1.1 200 Fine\r\nContent-Length: -1\r\n\r\n",
-        b"HTTP/1.1 200 Fine\r\nContent-Length: 3\r\n\r\nabcd",
-        b"HTTP/1.1 200 Fine\r\n" + b"X: y\r\n" * HEAD_BYTES,
+        b"HTTP/1.1 200 Fine\r\n" + b"X: y\r\n" * CLIENT_HEAD_BYTES,
     ],
 )
 async def test_what_is_no_answer(client: HttpClient, peer: Peer, said: bytes) -> None:
-    """Anything but an answer with a length is refused, and its connection used no more."""
+    """What is not HTTP as a part sends it is refused, and its connection used no more."""
 
     async def say(_peer: Peer, writer: asyncio.StreamWriter, _body: bytes) -> None:
         writer.write(said)
@@ -161,6 +161,19 @@ async def test_connection_that_ends_first(client: HttpClient, peer: Peer) -> Non
     with pytest.raises(ConnectionError):
         await post(client, peer)
     assert peer.requests == 1
+
+
+async def test_kept_connection_that_ends_first(client: HttpClient, peer: Peer) -> None:
+    """Nor is one sent again over another connection whose kept connection ends without a byte of an answer."""
+    await post(client, peer)
+
+    async def leave(_peer: Peer, writer: asyncio.StreamWriter, _body: bytes) -> None:
+        writer.close()
+
+    peer.behave = leave
+    with pytest.raises(ConnectionError):
+        await post(client, peer)
+    assert (peer.connections, peer.requests) == (1, 2)
 
 
 async def test_connection_that_ended_while_idle(client: HttpClient, peer: Peer) -> None:
