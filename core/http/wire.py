@@ -207,7 +207,7 @@ class Wire(asyncio.BufferedProtocol):
         return self._transport is not None and not self._last and self._answer is None
 
     async def ask(self, request: _Request) -> Received:
-        """Cancelling this ends the connection: what may still come belongs to nobody."""
+        """Cancelled, it leaves a connection that is not reusable: what may still come belongs to nobody."""
         assert self._answer is None, "one request at a time"
         if self._transport is None or self._last:
             raise Unanswered("the connection was closed")
@@ -216,9 +216,6 @@ class Wire(asyncio.BufferedProtocol):
         try:
             self._transport.writelines(request.buffers)
             return await self._answer
-        except BaseException:
-            self.abort()
-            raise
         finally:
             self._request = None
 

@@ -122,6 +122,14 @@ async def test_every_way_a_body_comes(answer: bytes, body: bytes, apart: bool) -
     assert (received.status // 100, received.body, received.headers["x-a"]) == (2, body, "1")
 
 
+async def test_short_head_after_a_long_one() -> None:
+    """Where the last head ended says nothing of where the next one does."""
+    long = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nX-A: %s\r\n\r\n" % (b"x" * 100)
+    async with listening(saying(long, EMPTY, apart=True)) as listener:
+        assert "x-a" in (await listener.get()).headers
+        assert "x-a" not in (await listener.get()).headers
+
+
 async def test_large_body_is_received_into_its_own_buffer() -> None:
     """A body larger than the head's buffer comes as one pa.Buffer."""
     body = bytes(range(256)) * 4096
