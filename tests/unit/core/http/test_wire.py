@@ -125,7 +125,12 @@ async def test_every_way_a_body_comes(answer: bytes, body: bytes, apart: bool) -
 async def test_short_head_after_a_long_one() -> None:
     """Where the last head ended says nothing of where the next one does."""
     long = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nX-A: %s\r\n\r\n" % (b"x" * 100)
-    async with listening(saying(long, EMPTY, apart=True)) as listener:
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await saying(long, apart=True)(reader, writer)
+        await saying(EMPTY)(reader, writer)
+
+    async with listening(serve) as listener:
         assert "x-a" in (await listener.get()).headers
         assert "x-a" not in (await listener.get()).headers
 
@@ -180,6 +185,7 @@ async def test_request_as_sent() -> None:
             b"abc OK", b"20 OK", b"2000 OK", b"+20 OK", b"2_0 OK", b" 20 OK", b"020 OK", b"\xb2\xb2\xb2 OK", b"",
         )],
         b"HTTP/2 200\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 020 OK\r\n\r\n",
         b"HTTP/1.1 101 Switching\r\n\r\n",
         b"HTTP/1.1 100 Continue\r\nContent-Length: 0\r\n\r\n",
         *[b"HTTP/1.1 200 OK\r\nContent-Length: %s\r\n\r\n" % length for length in (
@@ -188,9 +194,9 @@ async def test_request_as_sent() -> None:
         b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab",
         b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nContent-Length : 0\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nX: a\r\n folded\r\nContent-Length: 0\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nX: a\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nContent-Length : 5\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nX: a\r\n folded: b\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nX: a\nContent-Length: 5\r\nContent-Length: 0\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nnothing\r\nContent-Length: 0\r\n\r\n",
         b"HTTP/1.1 200 OK\r\n\r\nof no length, and the connection stays",
         b"HTTP/1.1 200 OK\r\nX: " + b"y" * CLIENT_HEAD_BYTES,
@@ -220,6 +226,7 @@ async def test_what_is_not_http(answer: bytes) -> None:
         b"0x1\r\na\r\n0\r\n\r\n",
         b"-0\r\n\r\n",
         b"1\r\nab\r\n0\r\n\r\n",
+        b"1\r\na..0\r\n\r\n",
         b"400001\r\n",
         b"400000\r\n" + bytes(4 << 20) + b"\r\n1\r\n",
         b"f" * 40 + b"\r\n",
@@ -313,6 +320,22 @@ async def test_refusal_before_the_body_was_taken(status: int, closes: bool) -> N
             received = await listener.wires.ask("POST", "/", {}, [body], 5)
             assert (received.status, received.body) == (status, b"no")
             assert listener.made == made
+        done.set()
+
+
+async def test_refusal_up_to_the_end() -> None:
+    """The end of an answer without a length is its end, also while the request is still being sent."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 413 Too Large\r\nConnection: close\r\n\r\nno")
+        writer.write_eof()
+        await done.wait()
+
+    done = asyncio.Event()
+    async with listening(serve) as listener:
+        received = await listener.wires.ask("POST", "/", {}, [bytes(64 << 20)], 5)
+        assert (received.status, received.body) == (413, b"no")
         done.set()
 
 
