@@ -1,7 +1,7 @@
 """What a store does beside its traffic: the next segment is ready, full segments' indexes are written, checkpoints
 are taken, segments that are no longer needed are recycled.
 
-    segment loop      makes the next segment when the open one is half full: recycled when one may go, else allocated
+    segment loop      makes the next segment once the open one is half full: recycled when one may go, else allocated
     index loop        writes the `.idx` of each full segment
     checkpoint loop   a snapshot every CHECKPOINT_BYTES or CHECKPOINT_FRAMES, published once confirmed
 
@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from millpond.core.limits import MIB
 from millpond.store.checkpoint import Checkpoint, Checkpoints, encode
 from millpond.store.commitlog import Segment
-from millpond.store.tail import Tail
+from millpond.store.tail import FRAMES_PER_SEGMENT, Tail
 from millpond.store.writer import Writer
 
 _log = logging.getLogger("millpond.store")
@@ -84,11 +84,15 @@ class Housekeeping:
         """How far the open segment is filled: is the next one due?"""
         log = self._tail.log
         base, filled = self._open()
-        if filled * 4 >= log.segment_bytes:
-            if self._quarter[0] != base:
-                self._quarter = (base, asyncio.get_running_loop().time())
-            if filled * 2 >= log.segment_bytes and not log.has_spare:
-                self._segment_wake.set()
+        if filled * 4 >= log.segment_bytes and self._quarter[0] != base:
+            self._quarter = (base, asyncio.get_running_loop().time())
+        if self._half_full(filled) and not log.has_spare:
+            self._segment_wake.set()
+
+    def _half_full(self, filled: int) -> bool:
+        """By bytes, or by frames: a segment of many small ones ends early."""
+        tail = self._tail
+        return filled * 2 >= tail.log.segment_bytes or len(tail.directory.open) * 2 >= FRAMES_PER_SEGMENT
 
     def _open(self) -> tuple[int, int]:
         """Base of the open segment, and bytes in it."""
@@ -98,7 +102,7 @@ class Housekeeping:
 
     def _wanted(self) -> bool:
         _, filled = self._open()
-        return not self._tail.log.has_spare and (self._demanded or filled * 2 >= self._tail.log.segment_bytes)
+        return not self._tail.log.has_spare and (self._demanded or self._half_full(filled))
 
     def _calm(self) -> bool:
         """Whether the open segment's second quarter was filled slowly: then the next one is worth being zeroed."""

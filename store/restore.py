@@ -6,11 +6,13 @@ segments' indexes are read by their directories alone; a missing one is rebuilt 
 
 from __future__ import annotations
 
+import errno
 from typing import NamedTuple
 
-from millpond.core.frame import COPIED, MESSAGES, STATE, FrameHeader, unpack_sidecar
+from millpond.core.frame import COPIED, HEADER_BYTES, MESSAGES, STATE, FrameHeader, unpack_sidecar
+from millpond.core.limits import RESERVED_STATE_BYTES
 from millpond.store.checkpoint import Checkpoint, Checkpoints
-from millpond.store.commitlog import CommitLog
+from millpond.store.commitlog import PAGE_BYTES, CommitLog
 from millpond.store.directory import Directory
 from millpond.store.disk import Disk
 from millpond.store.fold.fold import Fold
@@ -54,6 +56,17 @@ def restore(disk: Disk, log: CommitLog, checkpoints: Checkpoints) -> Restored:
     return _Replay(disk, log, checkpoint, start, complaints).run()
 
 
+def _make_room(log: CommitLog) -> None:
+    """A store that ended just before its next segment was made needs room for what a start writes."""
+    if log.has_room(HEADER_BYTES, min(RESERVED_STATE_BYTES, log.segment_bytes // 4)):
+        return
+    try:
+        log.add_segment(log.allocate_segment(written=False))
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not log.has_room(PAGE_BYTES):
+            raise
+
+
 class _Replay:
     """One restore: the fold and the open index as they grow."""
 
@@ -79,6 +92,7 @@ class _Replay:
         found = recover(log, self._start, head.confirmed if head else 0, head.epoch if head else 0, self._fold_group)
         cut(log, found.end, found.last_header)
         log.tail = log.written = log.flushed = log.confirmed = found.end
+        _make_room(log)
         lost = self._account_for(found.damage, head.lost if head else [])
         for queue in self.fold.queues:
             queue.confirmed_end = queue.next_offset

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import itertools
 
+import google_crc32c
+import pytest
 from support.disks import MemoryDisk
 
-from millpond.core.frame import MARK
+from millpond.core.frame import HEADER_BYTES, MARK
+from millpond.store.checkpoint import Checkpoints
 from millpond.store.commitlog import FOLDER, PAGE_BYTES, CommitLog, Draft
 from millpond.store.disk import Buffer
+from millpond.store.restore import restore
 
 SEGMENT_BYTES = 64 * 1024
 
@@ -48,3 +52,22 @@ def test_pages_are_written_whole() -> None:
             assert begin // PAGE_BYTES * PAGE_BYTES <= before
             before = end
     assert len(noting[1].writes) > 1
+
+
+@pytest.mark.parametrize("left", [0, 8, 1_000])
+def test_a_log_that_ended_just_before_its_next_segment_goes_on(left: int) -> None:
+    """The next segment is made when the open one is half full, and a store may end before: its start finds room for
+    what a start writes, however little is left of the last segment."""
+    disk = MemoryDisk()
+    disk.make_folder(FOLDER)
+    log = CommitLog(disk, SEGMENT_BYTES, 1)
+    log.add_segment(log.allocate_segment())
+    body = b"x" * (SEGMENT_BYTES - HEADER_BYTES - left)
+    crc = google_crc32c.value(body)
+    log.append([Draft(MARK, 0, 0, 0, 0, 0, 0, b"", body, crc, len(body))], 1)
+    log.write(log.take_writes()[0])
+    again = CommitLog(disk, SEGMENT_BYTES, 1)
+    restore(disk, again, Checkpoints(disk))
+    assert SEGMENT_BYTES - left <= again.tail <= SEGMENT_BYTES
+    assert again.has_room(HEADER_BYTES, SEGMENT_BYTES // 4)
+    again.append([Draft(MARK, 0, 0, 0, 0, 0, 0, b"", b"", 0, 0)], 2)
