@@ -25,6 +25,7 @@ from millpond.client.command import exits
 from millpond.core.clock import SystemClock
 from millpond.core.config import Config
 from millpond.core.errors import MillpondError, StartupError
+from millpond.memory import Tidier
 
 CANNOT_START = (StartupError, MillpondError, OSError)  # in words, without a traceback
 CLOSE_SECONDS = 30.0  # draining, checkpoint and mark; systemd's default patience is 90 s
@@ -120,6 +121,8 @@ async def until_ended(
     running = await starting
     gc.freeze()  # what is loaded now stays: a collection need not look at it again
     gc.set_threshold(*GC_THRESHOLD)
+    tidying = asyncio.create_task(Tidier().run(), name="memory")
+    tidying.add_done_callback(_tell_death)
     try:
         on_ready(running)
         either: list[asyncio.Future[Any]] = [waiting, running.failed]
@@ -132,12 +135,19 @@ async def until_ended(
         return exits.DONE
     finally:
         waiting.cancel()
+        tidying.cancel()
         on_end()
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
                 await running.close()
         except TimeoutError:
             log.error("stopping took longer than %d s: ending without the rest", CLOSE_SECONDS)
+
+
+def _tell_death(task: asyncio.Task[None]) -> None:
+    """What runs beside the parts can be done without: its end is told, and the parts go on."""
+    if not task.cancelled():
+        log.error("the task %s died", task.get_name(), exc_info=task.exception())
 
 
 def _ready(running: Running, ready_file: str | None) -> None:
