@@ -50,7 +50,8 @@ async def receive(connection: Connection, topic: str, total: int) -> float:
         while taken < total:
             answer = await connection.call("POST", path, body, accept="application/json")
             came = bytes(answer.body).count(b'{"message_id":')
-            assert came or taken == total, f"{taken} of {total} messages came"
+            if not came:
+                return  # the other one has been given the last of them
             taken += came
 
     begin = connection.clock.monotonic()

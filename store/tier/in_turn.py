@@ -40,6 +40,8 @@ class InTurn:
             except asyncio.CancelledError:
                 await _cancelled(task)
                 raise
+            finally:
+                del task  # its error names this frame: kept, the two would hold each other, and an object's memory
 
     async def __aenter__(self) -> Self:
         return self

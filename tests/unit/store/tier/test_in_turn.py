@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
+import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -94,3 +97,28 @@ async def _finishing(call: Callable[[], Coroutine[Any, Any, None]]) -> None:
     async with InTurn() as calls:
         await calls.put(call())
         await calls.finish()
+
+
+class _Large:
+    """Stands for the memory of an object."""
+
+
+async def test_a_failed_call_leaves_nothing_behind() -> None:
+    """What a failed call held is free once its error is dealt with, without waiting for a collection of cycles."""
+    gone: list[weakref.ref[_Large]] = []
+
+    async def fails() -> None:
+        large = _Large()
+        gone.append(weakref.ref(large))
+        raise ValueError("no")
+
+    gc.disable()
+    try:
+        turn = InTurn()
+        await turn.put(fails())
+        with contextlib.suppress(ValueError):
+            await turn.finish()
+        await asyncio.sleep(0)  # the loop's own call, which brought the error, ends
+        assert gone[0]() is None
+    finally:
+        gc.enable()
