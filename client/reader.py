@@ -62,6 +62,8 @@ class Reader:
 
         At the end it waits up to `wait_ms` for a message. Raises OffsetExpired, OffsetOutOfRange.
         """
+        if offset is None and time_ms is None and tail is None:
+            time_ms, clock = 0, "store"  # the first that is kept, whatever its offset
         params = {
             "offset": offset,
             "time": time_ms,

@@ -50,6 +50,7 @@ from millpond.store.waiters import Waiter, WaiterCount
 __all__ = ["Delivery", "DeliveryLog"]
 
 _SCAN_ROUNDS = 8  # of slices that a receive filters which does not wait
+_KEEN_MS = 1_000  # a consumer that has waited is expected back for so long
 _LEASE_SHIFT = 10  # lease numbers of one start: up to 1,024 for each millisecond until the next
 
 
@@ -105,8 +106,12 @@ class Delivery:
                 place.group.rouse(queue_id)
 
     def awaits(self, queue_id: int) -> bool:
-        """Whether a receive waits for more of this queue."""
-        return any(place.group.waiters for place in self._of_queue.get(queue_id, ()))
+        """Whether a receive waits for more of this queue, or one did a moment ago: its consumer comes again."""
+        places = self._of_queue.get(queue_id)
+        if not places:
+            return False
+        since = self._now_ms() - _KEEN_MS
+        return any(place.group.waiters or place.group.waited_ms > since for place in places)
 
     def _sleeping(self) -> None:
         self._begins_to_wait()
@@ -260,6 +265,7 @@ class Delivery:
                 await asyncio.sleep(0)  # a long scan leaves the loop to others in between
                 await self._draw(group, handout, wanted)
                 continue
+            group.waited_ms = self._now_ms()
             woken = await group.waiters.sleep(waiter, deadline - loop.time(), first=woken_before)
             if not woken:
                 return

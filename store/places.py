@@ -50,7 +50,7 @@ class Place:
 
 
 class Group:
-    __slots__ = ("checked", "favour_due", "full", "places", "ready", "ref", "waiters")
+    __slots__ = ("checked", "favour_due", "full", "places", "ready", "ref", "waited_ms", "waiters")
 
     def __init__(self, ref: GroupRef, count: WaiterCount) -> None:
         self.ref = ref
@@ -58,6 +58,7 @@ class Group:
         self.ready: OrderedDict[int, None] = OrderedDict()  # queue ids, the next to be served first
         self.full: dict[int, int] = {}  # queue id -> the bound it was found full at
         self.waiters = Waiters(count)
+        self.waited_ms = -1_000_000  # when a receive last began to wait, by the store's clock
         self.favour_due = False  # whose turn it is when half of a receive is not a whole number
         self.checked: list[QueueRef] | None = None  # the last list of queues that was found to have all its cursors
 

@@ -49,6 +49,15 @@ async def test_a_reader_walks_a_queue(service: Service, http: Http, topic: str) 
     assert found == [b"%d" % n for n in range(10, 300)]
 
 
+async def test_a_reader_begins_at_the_start(service: Service, http: Http, topic: str) -> None:
+    """Told nothing, it gives what is kept from the first message on; of an empty queue, nothing."""
+    async with Connection(service.url) as connection:
+        reader = Reader(connection, topic, 0)
+        assert (await reader.read()).messages.num_rows == 0
+        await http.sent(topic, "a", "b")
+        assert (await reader.read()).messages.column("body").to_pylist() == [b"a", b"b"]
+
+
 async def test_refusals_are_typed(service: Service, topic: str) -> None:
     """A problem of the service is an exception of its class, with its code."""
     async with Connection(service.url) as connection:

@@ -74,3 +74,15 @@ async def test_a_receive_is_served_at_once(store: LocalStore, before: bool) -> N
         waiting = asyncio.create_task(store.receive(RECEIVE))
     async with asyncio.timeout(3):
         assert [bodies_of(frame) for grant in (await waiting).grants for frame in grant.frames] == [[b"a"]]
+
+
+async def test_a_consumer_that_has_waited_is_expected_back(store: LocalStore) -> None:
+    """Between two receives of a consumer at the end, messages are confirmed at once: the next one finds them."""
+    waiting = asyncio.create_task(store.receive(RECEIVE))
+    await asyncio.sleep(0.05)
+    await append(store, messages([b"a"], durability="memory"))
+    await waiting
+    await append(store, messages([b"b"], durability="memory"))
+    async with asyncio.timeout(3):
+        while await _confirmed(store) < 2:  # noqa: ASYNC110 - there is no event that would not itself end the wait
+            await asyncio.sleep(0.01)
