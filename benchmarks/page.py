@@ -20,7 +20,7 @@ from benchmarks.charts import Bar, Panel, figure
 from benchmarks.compare import OURS
 from benchmarks.harness import Line
 from benchmarks.ours import WORKS
-from benchmarks.report import Result
+from benchmarks.report import PeerReport, Result
 
 ROOT = Path(__file__).parent.parent
 LATEST = report.RESULTS / "latest.json"
@@ -36,7 +36,8 @@ HEAD = """# Benchmarks
 
 <!-- Made by `python -m benchmarks.page` from benchmarks/results/latest.json; do not edit. -->
 
-Figures of one machine, client and servers sharing its cores. Each is the median of {rounds} rounds of {seconds:g} s,
+Figures of one machine, client and servers sharing its cores. Each is the median of the rounds that its command below
+asks for (3 of 4 s where it does not say),
 interleaved with what it is compared with (A B A B ..) after a round that is not counted; before each round the disk has
 what was written, and the processes have come to rest. A ratio counts more than a figure. To see yours:
 `make bench`, and with peers `make bench PEERS="kafka rocketmq nats redis rabbitmq elasticmq"`. Where the time goes, and
@@ -50,18 +51,27 @@ def merged(results: Sequence[Result]) -> Result:
     if any(one.machine != last.machine for one in results):
         raise ValueError("results of different machines do not make one page")
     lines = {line.name: line for one in results for line in one.lines}
-    peers = {peer.key: peer for one in results for peer in one.peers}
+    peers: dict[str, PeerReport] = {}
+    for peer in (peer for one in results for peer in one.peers):
+        before = peers.get(peer.key)
+        peers[peer.key] = peer if before is None else _both(before, peer)
     commands = list(dict.fromkeys(one.command for one in results if one.command))
     return msgspec.structs.replace(
         last, lines=list(lines.values()), peers=list(peers.values()), command="\n".join(commands)
     )
 
 
+def _both(before: PeerReport, after: PeerReport) -> PeerReport:
+    """The report on a peer of two runs: what failed in the first and was not tried again in the second stays told."""
+    failed = {work: why for work, why in before.failed.items() if work not in after.commands} | after.failed
+    return msgspec.structs.replace(after, failed=failed, commands=before.commands | after.commands)
+
+
 def page(found: Result) -> str:
     """The text of docs/benchmarks.md."""
     titles = titles_of(found)
     parts = [
-        HEAD.format(rounds=found.setup.rounds, seconds=found.setup.seconds),
+        HEAD,
         _machine(found), _aims(found, titles), _charts(found), _lines(found), _missing(found), _unfair(found),
         _commands(found),
     ]  # fmt: skip
