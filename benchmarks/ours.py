@@ -16,7 +16,6 @@ from millpond.client.topics import Durability, Topics
 
 STORED_PER_SECOND = {"read": 400_000, "lease": 100_000}  # messages there, for each second of the setup
 TOPICS, TOPIC_QUEUES = 256, 8
-LATENCY_FIGURES = ("p50", "p99")
 
 
 class Compared(NamedTuple):

@@ -12,7 +12,6 @@ import msgspec
 from benchmarks import harness
 from benchmarks.harness import Line, Setup, interleaved
 from millpond.client.connection import Connection, path_of
-from millpond.client.consumer import Consumer
 from millpond.client.groups import Groups
 from millpond.client.load import batched
 from millpond.client.topics import Topics
@@ -22,19 +21,18 @@ from millpond.core.limits import MIB, RECEIVE_BYTES_MOST, RECEIVE_MESSAGES
 BY_RECEIPT = 150_000  # messages that are there to be consumed, for each second of the setup
 BY_LEASE_ID = 50_000
 TOPIC = "bench.settle"
-IDLE_SECONDS = 30.0
 _groups = count()
 
 
 async def measure(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
     async with harness.service(setup.folder) as service, Connection(service.url) as connection:
         await Topics(connection).create(TOPIC, queues=setup.queues, durability="flush")
-        total = int(BY_RECEIPT * setup.seconds)
+        total, size = int(BY_RECEIPT * setup.seconds), setup.message_bytes
         tell(f"{total:,} messages to lease and ack")
         await batched.produce(connection, TOPIC, setup.message_bytes, count=total)
         runs = {
-            "lease and ack, by receipt, Arrow": lambda: by_receipt(connection, total, as_messages=False),
-            "lease and ack, by receipt, messages": lambda: by_receipt(connection, total, as_messages=True),
+            "lease and ack, by receipt, Arrow": lambda: by_receipt(connection, total, size, as_messages=False),
+            "lease and ack, by receipt, messages": lambda: by_receipt(connection, total, size, as_messages=True),
             "lease and ack, by lease id, JSON": lambda: by_lease_id(
                 service.url, min(total, int(BY_LEASE_ID * setup.seconds))
             ),
@@ -43,26 +41,15 @@ async def measure(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
     return [Line(name, "messages/s", values) for name, values in found.items()]
 
 
-async def by_receipt(connection: Connection, total: int, *, as_messages: bool) -> float:
+async def by_receipt(connection: Connection, total: int, message_bytes: int, *, as_messages: bool) -> float:
     """Messages per second through the SDK's consumer; each is acked by itself, or with its batch."""
     group = f"g{next(_groups)}"
     clock = connection.clock
-    taken = 0
-    consumer = Consumer(TOPIC, group, connection=connection, start="earliest", prefetch=8_000)
-    async with consumer:
-        begin = clock.monotonic()
-        while taken < total:
-            batch = await consumer.receive(IDLE_SECONDS)
-            assert batch is not None, f"{taken} of {total} messages came"
-            if as_messages:
-                for message in batch.messages():
-                    message.ack_soon()
-            else:
-                batch.ack_soon()
-            taken += len(batch)
+    begin = clock.monotonic()
+    rate = await batched.consume(connection, TOPIC, group, total, message_bytes, as_messages=as_messages)
     took = clock.monotonic() - begin  # the last acks are answered when the consumer is closed
     lag = await Groups(connection, TOPIC).lag(group)
-    assert taken == total and lag.total == 0, f"{taken} of {total} messages came, {lag.total} are not acked"
+    assert rate.count == total and lag.total == 0, f"{rate.count} of {total} messages came, {lag.total} are not acked"
     return total / took
 
 

@@ -20,6 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from millpond.core import limits
+from millpond.core.arrow import END_OF_STREAM
 from millpond.core.http.wire import Buffer
 from millpond.core.schema import columns_of, message_schema
 
@@ -27,7 +28,6 @@ ROW_BYTES = 24  # what a row costs beside its values: offsets and validity of it
 SMALL_BYTES = 256  # bodies below it on average are put together first: a buffer each costs the kernel more than that
 
 _LONG, _UINT, _INT, _USHORT = (struct.Struct("<" + code) for code in "qIiH")
-_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _NO_BODY = pa.py_buffer(b"")
 _MESSAGE_HEADER, _MESSAGE_BODY_LENGTH, _BATCH_BUFFERS = 2, 3, 2  # slots of the flatbuffer tables (Message.fbs)
 
@@ -96,7 +96,7 @@ def stream(parts: Sequence[Rows]) -> list[Buffer]:
     if body_bytes < SMALL_BYTES * count:
         bodies = [b"".join(bodies)]
     padding = bytes(_aligned(body_bytes, 8) - body_bytes)
-    return [_schema_message(schema), front, offsets.tobytes(), *bodies, padding + _END]
+    return [_schema_message(schema), front, offsets.tobytes(), *bodies, padding + END_OF_STREAM]
 
 
 def compressed_stream(parts: Sequence[Rows], compression: str) -> list[Buffer]:

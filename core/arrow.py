@@ -35,12 +35,15 @@ MEDIA_TYPE = "application/vnd.apache.arrow.stream"
 DECODED_BYTES = BATCH_BYTES + BATCH_OVERHEAD_BYTES
 """The most that all buffers of a stream may take once decompressed; also the most its body may have."""
 
+END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+
 _V5 = 4  # MetadataVersion
 _SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3  # MessageHeader
 _CODECS = {0: CODEC_LZ4, 1: CODEC_ZSTD}  # CompressionType
 _BUFFERS = 256  # of one batch: ours has 20 at most
 _PREFIX = struct.Struct("<Ii")
 _CONTINUATION = 0xFFFFFFFF
+_UNREADABLE = (pa.ArrowException, ValueError, OSError, NotImplementedError)  # what pyarrow raises for broken bytes
 _READ_OPTIONS = pa.ipc.IpcReadOptions(use_threads=False)
 _KNOWN_SCHEMAS = 256  # remembered, the last used; each of at most
 _KNOWN_BYTES = 4 * KIB
@@ -81,7 +84,7 @@ class Scanned:
         try:
             batch = pa.ipc.read_record_batch(pa.py_buffer(self.data)[message.start : message.end], schema)
             batch.validate(full=True)
-        except (pa.ArrowException, ValueError, OSError, NotImplementedError, UnicodeDecodeError) as error:
+        except _UNREADABLE as error:
             raise _malformed(str(error)) from error
         if batch.num_rows != message.rows:
             raise _malformed("a batch of another length than it claims")
@@ -96,7 +99,7 @@ class Scanned:
                 batches: list[pa.RecordBatch] = list(reader)
             for batch in batches:
                 batch.validate(full=True)
-        except (pa.ArrowException, ValueError, OSError, NotImplementedError, UnicodeDecodeError) as error:
+        except _UNREADABLE as error:
             raise _malformed(str(error)) from error
         if [batch.num_rows for batch in batches] != [message.rows for message in self.messages]:
             raise _malformed("batches of another length than they claim")
@@ -181,7 +184,7 @@ def _schema(message: bytes, frame: _Frame) -> pa.Schema:
         schema = pa.ipc.read_schema(pa.py_buffer(message))
         _ = schema.names, [str(type_) for type_ in schema.types]  # raises when a name in it is not UTF-8
         return schema
-    except (pa.ArrowException, ValueError, OSError, NotImplementedError, UnicodeDecodeError) as error:
+    except _UNREADABLE as error:
         raise _Broken(str(error)) from error
 
 

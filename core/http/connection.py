@@ -148,6 +148,7 @@ class Connection(web.RequestHandler):
             or message.should_close
             or message.version != HttpVersion11
             or len(data) > PROMPT_BYTES
+            or self._head_bytes + len(data) - content.total_bytes > self._bounds.header_bytes
             or self._paused
             or self._close
             or self._force_close

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TypeAlias
 
-import pyarrow as pa
 from aiohttp import HttpVersion11, web
 from aiohttp.helpers import rfc822_formatted_time
 
+from millpond.core.http.wire import Buffer
+
 JSON = "application/json"
-Buffer: TypeAlias = bytes | bytearray | memoryview | pa.Buffer
 _HEAD = "HTTP/1.1 200 OK\r\nContent-Type: {}\r\nContent-Length: {}\r\nDate: {}\r\n{}\r\n"
 _CLOSE = "Connection: close\r\n"
 

@@ -26,7 +26,8 @@ import numpy.typing as npt
 import pyarrow as pa
 from msgspec import UNSET, UnsetType
 
-from millpond.core.http.whole import Buffer
+from millpond.core.arrow import END_OF_STREAM
+from millpond.core.http.wire import Buffer
 from millpond.core.limits import ANSWER_COLUMN_BYTES, ANSWER_SLICE_BYTES, KIB
 from millpond.core.schema import TIER_SCHEMA
 from millpond.core.tier.rows import row_bytes
@@ -39,7 +40,6 @@ MEDIA_TYPES = (JSON, MSGPACK, ARROW)
 METADATA_KEY = b"millpond"
 
 _FEW = 8
-_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # of an Arrow stream
 GATHERED_BYTES = 16 * KIB
 """Buffers below are copied together: a piece of its own costs the kernel about as much as copying so many bytes."""
 
@@ -115,7 +115,7 @@ def arrow_stream(rows: Sequence[Rows], beside: Mapping[str, Any]) -> list[Buffer
             arrays.append(pa.array(one.attempts.astype(np.int32)))
         batches.append(pa.RecordBatch.from_arrays(arrays, schema=schema))
     if len(batches) <= _FEW and sum(batch.get_total_buffer_size() for batch in batches) < GATHERED_BYTES:
-        return [schema.serialize(), *(batch.serialize() for batch in batches), _END]  # cheaper than a writer
+        return [schema.serialize(), *(batch.serialize() for batch in batches), END_OF_STREAM]  # cheaper than a writer
     sink = _Gathered()
     with pa.ipc.new_stream(pa.PythonFile(sink, mode="w"), schema) as writer:
         for batch in batches:

@@ -29,6 +29,8 @@ class Desk:
             return None
         if call.body == b"refused":
             raise BadRequest("invalid_request", "no such thing")
+        if call.body == b"broken":
+            raise ZeroDivisionError
         future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
         self.waiting.append(future)
         return Prompt(future, self._encode, "text/plain")
@@ -100,6 +102,20 @@ async def test_what_it_cannot_do_goes_the_usual_way(serve: Serve) -> None:
     await raw.send(post(b"refused"))
     status, _, body = await raw.answer()
     assert (status, json.loads(body)["code"]) == (400, "invalid_request")
+    await raw.send(post(b"broken"))
+    assert (await raw.answer())[2] == b"usual broken"
+    await raw.close()
+
+
+async def test_a_large_head_is_431_as_ever(serve: Serve) -> None:
+    """All header lines together have their bound, also of a request that could be answered promptly."""
+    desk = Desk()
+    raw = await Raw.open(await serve([desk.route], Bounds(header_bytes=4_096)))
+    await raw.send(post(b"usual"))
+    await raw.answer()
+    await raw.send(post(b"1", *(f"X-{number}: {'v' * 1_000}" for number in range(6))))
+    assert (await raw.answer())[0] == 431
+    assert desk.waiting == []
     await raw.close()
 
 
