@@ -12,16 +12,15 @@ A grant whose caller goes away before it is answered is released uncounted: the 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from millpond.core.errors import BadRequest, Conflict, MillpondError, NotFound, Unavailable
-from millpond.core.limits import ATTEMPT_ID_SECONDS, ATTEMPT_IDS
+from millpond.store.attempts import Attempts
 from millpond.store.client import (
     Grant,
     GroupRef,
@@ -41,8 +40,9 @@ from millpond.store.client import (
     SettleResult,
     StoredFrame,
 )
-from millpond.store.fold.cursors import ALREADY, OK, UNKNOWN, VOID, Cursor, Cursors, LastSeek, Statuses
+from millpond.store.fold.cursors import ALREADY, OK, UNKNOWN, VOID, Cursors, LastSeek, Statuses
 from millpond.store.fold.operations import Ints
+from millpond.store.groups import Groups, first_number
 from millpond.store.handout import DeliveryLog, Drawn, Handout
 from millpond.store.places import DueTimes, Group, OpenClaim, Place
 from millpond.store.waiters import Waiter, WaiterCount
@@ -51,14 +51,6 @@ __all__ = ["Delivery", "DeliveryLog"]
 
 _SCAN_ROUNDS = 8  # of slices that a receive filters which does not wait
 _KEEN_MS = 1_000  # a consumer that has waited is expected back for so long
-_LEASE_SHIFT = 10  # lease numbers of one start: up to 1,024 for each millisecond until the next
-
-
-class _Remembered(NamedTuple):
-    """What a receive with an attempt id was given."""
-
-    until: int
-    drawn: list[Drawn]
 
 
 class Delivery:
@@ -70,26 +62,22 @@ class Delivery:
         self._log = log
         self._cursors = cursors
         self._now_ms = now_ms
-        self._groups: dict[int, Group] = {}
-        self._of_queue: dict[int, list[Place]] = {}
         self._due = DueTimes()
         self._waiting = WaiterCount(self._sleeping)
+        self._groups = Groups(log, cursors, now_ms, self._waiting, self._due)
         self._begins_to_wait = waiting
         self._timer: tuple[int, asyncio.TimerHandle] | None = None
-        self._attempts: OrderedDict[tuple[int, str], _Remembered] = OrderedDict()
+        self._attempts = Attempts(self._groups, now_ms)
         # A power cut may forget the newest grants, and their numbers must not be given to others: those of
         # this start lie above all of earlier ones.
-        self._first_lease = now_ms() << _LEASE_SHIFT
-        self._next_claim = now_ms() << _LEASE_SHIFT
-        for cursor in cursors.by_key.values():
-            self._place(cursor)
+        self._first_lease = self._next_claim = first_number(now_ms())
 
     def close(self) -> None:
         """All waiting receives end with Unavailable(shutting_down)."""
         if self._timer is not None:
             self._timer[1].cancel()
             self._timer = None
-        for group in self._groups.values():
+        for group in self._groups:
             group.waiters.fail(Unavailable("shutting_down", "the store is shutting down"))
 
     @property
@@ -101,13 +89,13 @@ class Delivery:
 
     def on_confirmed(self, queue_id: int) -> None:
         """The confirmed end of a queue moved."""
-        for place in self._of_queue.get(queue_id, ()):
+        for place in self._groups.at(queue_id):
             if queue_id not in place.group.full and place.claim is None:
                 place.group.rouse(queue_id)
 
     def awaits(self, queue_id: int) -> bool:
         """Whether a receive waits for more of this queue, or one did a moment ago: its consumer comes again."""
-        places = self._of_queue.get(queue_id)
+        places = self._groups.at(queue_id)
         if not places:
             return False
         since = self._now_ms() - _KEEN_MS
@@ -143,72 +131,13 @@ class Delivery:
         if self._waiting.count:
             self._arm()
 
-    # -- groups and places ------------------------------------------------------------------------------------
-
-    def _place(self, cursor: Cursor) -> Place:
-        group = self._groups.get(cursor.group.group_id)
-        if group is None:
-            group = self._groups[cursor.group.group_id] = Group(cursor.group, self._waiting)
-        place = group.places[cursor.queue.queue_id] = Place(group, cursor)
-        self._of_queue.setdefault(place.queue_id, []).append(place)
-        group.ready[place.queue_id] = None
-        self._due.note(place, cursor.earliest_due)
-        return place
-
-    def _open(self, group: GroupRef, queue: QueueRef, head: int) -> Place:
-        """A new cursor; its leases are none that a deleted one of the same group had."""
-        cursor = self._cursors.open(group, queue, head)
-        cursor.next_lease = self._now_ms() << _LEASE_SHIFT
-        return self._place(cursor)
-
-    def _find(self, group_id: int, queue_id: int) -> Place | None:
-        """The place of a cursor; forgotten here when the fold has dropped the cursor."""
-        group = self._groups.get(group_id)
-        place = None if group is None else group.places.get(queue_id)
-        if place is not None and self._cursors.get(group_id, queue_id) is not place.cursor:
-            self._forget(place)
-            return None
-        return place
-
-    def _forget(self, place: Place) -> None:
-        group, queue_id = place.group, place.queue_id
-        del group.places[queue_id]
-        group.ready.pop(queue_id, None)
-        group.full.pop(queue_id, None)
-        group.checked = None
-        self._of_queue[queue_id].remove(place)
-        if not self._of_queue[queue_id]:
-            del self._of_queue[queue_id]
-
-    def _group_for(self, request: ReceiveRequest) -> tuple[Group, bool]:
-        """The group with a cursor in every queue named, and whether it is new here.
-
-        A queue that joins a group later is read from its first message on: it did not exist before.
-        """
-        ref = request.group
-        group = self._groups.get(ref.group_id)
-        if group is not None and group.checked is request.queues:
-            return group, False
-        created = group is None or not group.places
-        for queue in request.queues:
-            if self._find(ref.group_id, queue.queue_id) is None:
-                start = request.start if created else "earliest"
-                self._log.open_queue(queue)
-                ends = self._log.ends(queue.queue_id)
-                head = ends.start_offset if start == "earliest" else ends.end_offset
-                group = self._open(ref, queue, head).group
-        if group is None:
-            raise BadRequest.field("queues", "at least one queue", 0)
-        group.checked = request.queues
-        return group, created
-
     # -- receive ----------------------------------------------------------------------------------------------
 
     async def receive(self, request: ReceiveRequest) -> ReceiveResult:
         """Raises BadRequest, NotFound(group_not_found) when the group is deleted meanwhile, TooManyRequests."""
-        group, created = self._group_for(request)
+        group, created = self._groups.of_request(request)
         handout = self._handout(group, request)
-        repeated = self._repeated(request)
+        repeated = self._attempts.repeated(request)
         try:
             if repeated:
                 handout.drawn = repeated
@@ -222,7 +151,7 @@ class Delivery:
         finally:
             group.pass_on()
         if request.attempt_id is not None and handout.drawn and not repeated:
-            self._remember(request.group.group_id, request.attempt_id, handout)
+            self._attempts.remember(request.group.group_id, request.attempt_id, handout.drawn)
         return result
 
     def _handout(self, group: Group, request: ReceiveRequest) -> Handout:
@@ -289,7 +218,7 @@ class Delivery:
                 group.ready.move_to_end(queue_id)  # before any wait: whoever comes meanwhile begins with another
                 if wanted is not None and queue_id not in wanted:
                     continue
-                place = self._find(group.ref.group_id, queue_id)
+                place = self._groups.find(group.ref.group_id, queue_id)
                 if place is not None:
                     await self._visit(place, handout)
             for place in handout.more_due:
@@ -360,45 +289,19 @@ class Delivery:
             place.cursor.settle(drawn.lease, drawn.generation, drawn.offsets, "release", now)
             place.group.rouse(place.queue_id)
         for claim in handout.claims:
-            for place in self._of_queue.get(claim.queue_id, ()):
+            for place in self._groups.at(claim.queue_id):
                 if place.claim is not None and place.claim.number == claim.claim:
                     place.claim = None
                     place.group.rouse(place.queue_id)
         if handout.drawn:
             self._log.state_changed()
 
-    # -- attempt ids ------------------------------------------------------------------------------------------
-
-    def _remember(self, group_id: int, attempt_id: str, handout: Handout) -> None:
-        now = self._now_ms()
-        self._attempts[group_id, attempt_id] = _Remembered(now + ATTEMPT_ID_SECONDS * 1000, handout.drawn)
-        self._attempts.move_to_end((group_id, attempt_id))
-        while len(self._attempts) > ATTEMPT_IDS or next(iter(self._attempts.values())).until <= now:
-            self._attempts.popitem(last=False)
-
-    def _repeated(self, request: ReceiveRequest) -> list[Drawn]:
-        """What an earlier receive with the same attempt id was given and still holds."""
-        if request.attempt_id is None:
-            return []
-        remembered = self._attempts.get((request.group.group_id, request.attempt_id))
-        now = self._now_ms()
-        if remembered is None or remembered.until <= now:
-            return []
-        held: list[Drawn] = []
-        for drawn in remembered.drawn:
-            place = self._find(request.group.group_id, drawn.place.queue_id)
-            if place is drawn.place and place.cursor.generation == drawn.generation:
-                mask, until = place.cursor.still_leased(drawn.lease, drawn.offsets, now)
-                if mask.any():
-                    held.append(drawn._replace(offsets=drawn.offsets[mask], attempts=drawn.attempts[mask], until=until))
-        return held
-
     # -- claims -----------------------------------------------------------------------------------------------
 
     async def lease(self, request: LeaseRequest) -> Grant:
         """Lease what the proxy took of a claimed range. Raises Conflict(claim_ended), BadRequest."""
         now = self._now_ms()
-        place = self._find(request.group.group_id, request.queue_id)
+        place = self._groups.find(request.group.group_id, request.queue_id)
         claim = place.claim if place is not None and place.claimed(now) else None
         if place is None or claim is None or claim.number != request.claim:
             raise _claim_ended()
@@ -435,7 +338,7 @@ class Delivery:
         return SettleResult([SettleOutcome(pa.py_buffer(statuses), rows) for statuses, rows in outcomes])
 
     def _settle(self, group: GroupRef, one: Settle, now: int) -> tuple[Statuses, int]:
-        place = self._find(group.group_id, one.queue_id)
+        place = self._groups.find(group.group_id, one.queue_id)
         if place is None:
             return np.full(1 if one.ranges is not None else _count(one.offsets), UNKNOWN, np.uint8), 0
         due = now + max(0, one.delay_ms)
@@ -480,7 +383,7 @@ class Delivery:
         return SeekResult(outcomes)
 
     def _seek(self, request: SeekRequest, queue: QueueRef, offset: int, id_hash: int) -> SeekOutcome:
-        place = self._find(request.group.group_id, queue.queue_id)
+        place = self._groups.find(request.group.group_id, queue.queue_id)
         if place is not None and place.cursor.last_seek.id_hash == id_hash:
             last = place.cursor.last_seek
             return SeekOutcome(queue.queue_id, last.from_offset, last.to_offset)
@@ -492,7 +395,7 @@ class Delivery:
         if request.dry_run:
             return outcome
         if place is None:
-            place = self._open(request.group, queue, to)
+            place = self._groups.open(request.group, queue, to)
         place.cursor.seek(to, request.keep_retries, LastSeek(id_hash, outcome.from_offset, to))
         place.claim = None
         place.group.full.pop(queue.queue_id, None)
@@ -506,7 +409,7 @@ class Delivery:
 
     async def _lag(self, request: LagRequest, queue_id: int) -> QueueLag:
         ends = self._log.ends(queue_id)
-        place = self._find(request.group.group_id, queue_id)
+        place = self._groups.find(request.group.group_id, queue_id)
         if place is None:
             committed = head = ends.start_offset if request.start == "earliest" else ends.end_offset
             in_flight = skipped = 0
@@ -526,9 +429,7 @@ class Delivery:
         known = self._groups.get(group.group_id)
         if known is None:
             return
-        for place in list(known.places.values()):
-            self._forget(place)
-        del self._groups[group.group_id]
+        self._groups.remove(known)
         known.waiters.fail(_group_gone(group))
         self._cursors.delete_group(group)
         self._log.state_changed()
