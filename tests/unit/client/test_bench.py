@@ -6,6 +6,7 @@ import json
 import sys
 import threading
 from collections import deque
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -41,6 +42,74 @@ class Refusal:
         return "it is full"
 
 
+class _AdminClient:
+    def __init__(self, fake: FakeKafka, settings: dict[str, Any]) -> None:
+        self._fake = fake
+
+    def list_topics(self, timeout: float) -> None:
+        if not self._fake.up:
+            raise self._fake.KafkaException("down")
+
+    def create_topics(self, asked: list[tuple[str, int, dict[str, str]]]) -> dict[str, Any]:
+        for name, partitions, config in asked:
+            self._fake.topics[name] = (partitions, config)
+        return {name: SimpleNamespace(result=lambda seconds: None) for name, _, _ in asked}
+
+    def delete_topics(self, names: list[str]) -> dict[str, Any]:
+        for name in names:
+            del self._fake.topics[name]
+        return {name: SimpleNamespace(result=lambda seconds: None) for name in names}
+
+
+class _Producer:
+    def __init__(self, fake: FakeKafka, settings: dict[str, Any]) -> None:
+        self._fake = fake
+        self._fake.settings.append(settings)
+        self._waiting: deque[tuple[bytes, Any]] = deque()
+        self._lock = threading.Lock()
+
+    def produce(self, topic: str, body: bytes, on_delivery: Any) -> None:
+        if len(self._waiting) >= 10_000:
+            raise BufferError
+        self._waiting.append((body, on_delivery))
+        self._fake.most_under_way = max(self._fake.most_under_way, len(self._waiting))
+
+    def poll(self, seconds: float) -> None:
+        while self._waiting:
+            body, on_delivery = self._waiting.popleft()
+            self._fake.log.append(body)
+            on_delivery(Refusal() if self._fake.refuse else None, None)
+
+    def flush(self, seconds: float) -> int:
+        self.poll(0)
+        return 0
+
+
+class _Consumer:
+    def __init__(self, fake: FakeKafka, settings: dict[str, Any]) -> None:
+        self._fake = fake
+        self._fake.settings.append(settings)
+        self._at = 0 if settings["auto.offset.reset"] == "earliest" else len(self._fake.log)
+
+    def subscribe(self, topics: list[str]) -> None:
+        pass
+
+    def consume(self, count: int, seconds: float) -> list[Message]:
+        found = self._fake.log[self._at : self._at + count]
+        self._at += len(found)
+        return [Message(body) for body in found]
+
+    def poll(self, seconds: float) -> Message | None:
+        found = self.consume(1, seconds)
+        return found[0] if found else None
+
+    def commit(self, asynchronous: bool) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
 class FakeKafka:
     """confluent_kafka in memory: one topic, whose messages are there as soon as they are polled for."""
 
@@ -52,74 +121,10 @@ class FakeKafka:
         self.under_way = self.most_under_way = 0
         self.settings: list[dict[str, Any]] = []
         self.KafkaException = type("KafkaException", (Exception,), {})
-        fake = self
-
-        class AdminClient:
-            def __init__(self, settings: dict[str, Any]) -> None:
-                pass
-
-            def list_topics(self, timeout: float) -> None:
-                if not fake.up:
-                    raise fake.KafkaException("down")
-
-            def create_topics(self, asked: list[tuple[str, int, dict[str, str]]]) -> dict[str, Any]:
-                for name, partitions, config in asked:
-                    fake.topics[name] = (partitions, config)
-                return {name: SimpleNamespace(result=lambda seconds: None) for name, _, _ in asked}
-
-            def delete_topics(self, names: list[str]) -> dict[str, Any]:
-                for name in names:
-                    del fake.topics[name]
-                return {name: SimpleNamespace(result=lambda seconds: None) for name in names}
-
-        class Producer:
-            def __init__(self, settings: dict[str, Any]) -> None:
-                fake.settings.append(settings)
-                self._waiting: deque[tuple[bytes, Any]] = deque()
-                self._lock = threading.Lock()
-
-            def produce(self, topic: str, body: bytes, on_delivery: Any) -> None:
-                if len(self._waiting) >= 10_000:
-                    raise BufferError
-                self._waiting.append((body, on_delivery))
-                fake.most_under_way = max(fake.most_under_way, len(self._waiting))
-
-            def poll(self, seconds: float) -> None:
-                while self._waiting:
-                    body, on_delivery = self._waiting.popleft()
-                    fake.log.append(body)
-                    on_delivery(Refusal() if fake.refuse else None, None)
-
-            def flush(self, seconds: float) -> int:
-                self.poll(0)
-                return 0
-
-        class Consumer:
-            def __init__(self, settings: dict[str, Any]) -> None:
-                fake.settings.append(settings)
-                self._at = 0 if settings["auto.offset.reset"] == "earliest" else len(fake.log)
-
-            def subscribe(self, topics: list[str]) -> None:
-                pass
-
-            def consume(self, count: int, seconds: float) -> list[Message]:
-                found = fake.log[self._at : self._at + count]
-                self._at += len(found)
-                return [Message(body) for body in found]
-
-            def poll(self, seconds: float) -> Message | None:
-                found = self.consume(1, seconds)
-                return found[0] if found else None
-
-            def commit(self, asynchronous: bool) -> None:
-                pass
-
-            def close(self) -> None:
-                pass
-
-        self.Producer, self.Consumer = Producer, Consumer
+        self.Producer, self.Consumer = partial(_Producer, self), partial(_Consumer, self)
         self.admin = SimpleNamespace(
-            AdminClient=AdminClient, NewTopic=lambda name, partitions, copies, config: (name, partitions, config)
+            AdminClient=partial(_AdminClient, self),
+            NewTopic=lambda name, partitions, copies, config: (name, partitions, config),
         )
 
 
