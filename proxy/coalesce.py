@@ -44,11 +44,12 @@ SINGLE_BYTES = 64  # what one message takes beside its body and key, about
 class _Lane:
     """What waits for one queue while an append of it is in flight; `topic` and `queue` as last seen."""
 
-    __slots__ = ("batches", "queue", "rows", "singles", "task", "topic")
+    __slots__ = ("batches", "loop", "queue", "rows", "singles", "task", "topic")
 
     def __init__(self, topic: TopicInfo, queue: QueueInfo) -> None:
         self.topic = topic
         self.queue = queue
+        self.loop = asyncio.get_running_loop()  # asked for once: each time it asks the kernel for the process id
         self.singles: list[WaitingSingle] = []
         self.batches: list[WaitingBatch] = []
         self.rows = 0
@@ -90,7 +91,7 @@ class Coalescer:
         """Answers where the message stands, or why it does not. Raises Unavailable when too much waits."""
         size = len(single.body) + SINGLE_BYTES
         lane = self._lane(topic, queue, 1, size)
-        future: asyncio.Future[PlacedSingle | MillpondError] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[PlacedSingle | MillpondError] = lane.loop.create_future()
         lane.singles.append(WaitingSingle(future, size, single, key_hash, tag_hash, dedup_hash))
         return future
 

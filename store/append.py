@@ -1,6 +1,6 @@
 """The append path: what a proxy sends becomes frames, or is refused whole.
 
-    check lengths and checksums -> queue -> producer session -> duplicates -> room -> tail -> durability
+    check lengths and sidecar -> queue -> producer session -> duplicates -> room -> tail -> durability
 
 Everything between the first check and the tail is one step on the event loop, so two appends cannot both pass
 the same check. An answer that says "duplicate" was derived from the fold, so it waits until that is confirmed.
@@ -11,8 +11,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from typing import NamedTuple
-
-import google_crc32c
 
 from millpond.core.errors import BadRequest, Conflict, DiskFull, MillpondError, TooLarge, Unavailable
 from millpond.core.frame import ProducerPart, Sidecar, pack_parts, unpack_sidecar
@@ -92,8 +90,6 @@ class Appends:
             raise BadRequest.field("columns", "columns that this store knows", hex(append.columns))
         if not self._tail.fits(len(append.sidecar) + len(append.payload)):
             raise TooLarge("batch_too_large", "the batch does not fit a log segment of this store")
-        if google_crc32c.value(append.payload) != append.payload_crc:
-            raise BadRequest("malformed_body", "the payload was damaged on its way to the store")
         try:
             return unpack_sidecar(append.sidecar, append.count, append.columns & ~PARTS)
         except ValueError as error:

@@ -19,6 +19,7 @@ from aiohttp import web
 from millpond.core.errors import BadRequest, MethodNotAllowed, NotFound
 from millpond.core.http.call import Call
 from millpond.core.http.prompt import PromptHandler
+from millpond.core.limits import TARGET_CHARS, TARGETS
 
 Scope = Literal["produce", "consume", "admin", "any"]
 Handler = Callable[[Call[Any]], Awaitable[web.StreamResponse]]
@@ -72,6 +73,7 @@ class Router:
     def __init__(self, routes: list[Route]) -> None:
         self.routes = tuple(routes)
         self._root = _Node()
+        self._found: dict[tuple[str, str], Found] = {}  # lately; the same few targets are asked for all the time
         self.prompt_methods = frozenset(route.method for route in routes if route.prompt is not None)
         for route in routes:
             self._add(route)
@@ -93,10 +95,20 @@ class Router:
             node.routes.setdefault("HEAD", route)
 
     def find(self, method: str, target: str) -> Found:
-        """The route and its decoded parameters for a raw request target.
+        """The route and its decoded parameters (not to be changed) for a raw request target.
 
         Raises NotFound(route_not_found), MethodNotAllowed (extra `allow`), BadRequest (broken encoding).
         """
+        found = self._found.get((method, target))
+        if found is None:
+            found = self._find(method, target)
+            if len(target) <= TARGET_CHARS and "?" not in target:
+                if len(self._found) >= TARGETS:
+                    self._found.clear()
+                self._found[method, target] = found
+        return found
+
+    def _find(self, method: str, target: str) -> Found:
         path = target.partition("?")[0]
         if not path.startswith("/"):
             path = _origin_form(path)

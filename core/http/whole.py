@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import lru_cache
 
 from aiohttp import HttpVersion11, web
 from aiohttp.helpers import rfc822_formatted_time
@@ -86,8 +87,13 @@ class _Pieces(_Whole):
 
 def head(media_type: str, length: int, *, closes: bool = False) -> bytes:
     """Of an answer of status 200, up to its body."""
-    connection = _CLOSE if closes else ""
-    return _HEAD.format(media_type, length, rfc822_formatted_time(), connection).encode("latin-1")
+    return _head(media_type, length, rfc822_formatted_time(), _CLOSE if closes else "")
+
+
+@lru_cache(maxsize=256)
+def _head(media_type: str, length: int, date: str, connection: str) -> bytes:
+    """Answers with one message's result are of a few lengths: within a second most heads are the same."""
+    return _HEAD.format(media_type, length, date, connection).encode("latin-1")
 
 
 def whole(request: web.BaseRequest, body: bytes, media_type: str = JSON) -> web.StreamResponse:

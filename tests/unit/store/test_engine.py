@@ -373,20 +373,6 @@ async def test_an_append_that_is_not_flushed_in_time_has_an_unknown_outcome(tmp_
     await store.close()
 
 
-async def test_a_payload_damaged_on_its_way_is_refused(tmp_path: Path) -> None:
-    """The store compares the checksum before it appends."""
-    store = await open_store(MemoryDisk(), StoreMetadata(), tmp_path)
-    good = messages([b"a"])
-    import msgspec
-
-    bad = msgspec.structs.replace(good, payload_crc=good.payload_crc ^ 1)
-    outcome = (await append(store, bad)).outcomes[0]
-    assert outcome.error is not None
-    assert outcome.error.code == "malformed_body"
-    assert (await store.queues([1]))[0].end_offset == 0
-    await store.close()
-
-
 def test_conflict_is_what_the_producers_raise() -> None:
     """The codes that sessions answer with belong to Conflict."""
     assert {"out_of_order", "unknown_producer"} <= set(Conflict.codes)

@@ -4,12 +4,14 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+import google_crc32c
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from millpond.core.clock import SystemRandom
-from millpond.core.errors import Conflict, OffsetExpired, Unavailable
+from millpond.core.errors import BadRequest, Conflict, OffsetExpired, Unavailable
 from millpond.core.http.routing import Router
 from millpond.core.http.secret import SecretGate
 from millpond.core.http.server import HttpServer
@@ -116,10 +118,20 @@ async def world() -> AsyncIterator[World]:
 async def test_an_append_arrives_with_its_buffers(world: World) -> None:
     """Sidecar and payload come as they were sent."""
     sidecar, payload = pa.py_buffer(b"sidecar"), pa.py_buffer(b"p" * 200_000)
-    append = QueueAppend(QUEUE, 1, 0, 0, sidecar, payload, 5, 200_000, "flush")
+    append = QueueAppend(QUEUE, 1, 0, 0, sidecar, payload, google_crc32c.value(payload), 200_000, "flush")
     assert (await world.remote.append(AppendRequest([append], 1_000))).outcomes == [AppendOutcome(7, 8)]
     [arrived] = world.store.appended[0].appends
     assert (arrived.sidecar.equals(sidecar), arrived.payload.equals(payload)) == (True, True)
+
+
+async def test_a_payload_damaged_on_its_way_is_refused(world: World) -> None:
+    """What does not match its checksum does not reach the store, nor does anything that came with it."""
+    payload = pa.py_buffer(b"p")
+    good = QueueAppend(QUEUE, 1, 0, 0, pa.py_buffer(b""), payload, google_crc32c.value(payload), 1, "flush")
+    bad = msgspec.structs.replace(good, payload_crc=good.payload_crc ^ 1)
+    with pytest.raises(BadRequest) as caught:
+        await world.remote.append(AppendRequest([good, bad], 1_000))
+    assert (caught.value.code, world.store.appended) == ("malformed_body", [])
 
 
 async def test_many_receives_share_one_socket(world: World) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from millpond.core.errors import BadRequest, MethodNotAllowed, NotFound
+from millpond.core.http import routing
 from millpond.core.http.routing import Route, Router
 
 
@@ -65,6 +66,30 @@ def test_wrong_method_names_the_right_ones() -> None:
 def test_absolute_form_is_a_path() -> None:
     """RFC 9112 3.2.2: a server must accept the absolute form of a target."""
     assert ROUTER.find("GET", "http://host:80/v1/topics/a")[1] == {"topic": "a"}
+
+
+def test_a_target_asked_for_again_is_told_by_its_method() -> None:
+    """What is remembered of a target answers for the same method only, and an error is not remembered."""
+    router = Router([route("GET", "/v1/{name}"), route("PUT", "/v1/{name}")])
+    for method in ("GET", "PUT", "GET", "PUT"):
+        found, params = router.find(method, "/v1/a")
+        assert (found.method, params) == (method, {"name": "a"})
+    for _ in range(2):
+        with pytest.raises(MethodNotAllowed):
+            router.find("DELETE", "/v1/a")
+
+
+def test_remembered_targets_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many targets clients think of, few are kept, and neither long ones nor those with a query."""
+    monkeypatch.setattr(routing, "TARGETS", 3)
+    router = Router([route("GET", "/v1/{name}")])
+    for number in range(20):
+        assert router.find("GET", f"/v1/{number}")[1] == {"name": str(number)}
+        assert len(router._found) <= 3
+    before = dict(router._found)
+    for target in ("/v1/a?x=1", "/v1/" + "a" * 300):
+        router.find("GET", target)
+    assert router._found == before
 
 
 def test_two_routes_of_one_kind_are_a_bug() -> None:
