@@ -13,7 +13,7 @@ from itertools import count
 
 import pyarrow as pa
 
-from benchmarks import harness, limits, single
+from benchmarks import harness, limits, relay, single
 from benchmarks.harness import Aim, Line, Setup, interleaved
 from millpond.client.connection import Connection, path_of
 from millpond.client.load import batched
@@ -24,7 +24,6 @@ KEYS = 1000
 ARROW_MESSAGES = 64_000  # in one table of ready batches
 _names = count()
 DISK, IDLE = "pwrite + fdatasync 16 MiB", "handler that does nothing"
-CACHE = "pwrite 16 MiB"
 AIMS = {"single produce, memory": Aim(at_least=0.75), "single produce, flush": Aim(at_least=0.55)}
 
 
@@ -74,20 +73,21 @@ async def by_arrow(connection: Connection, setup: Setup, durability: Durability)
 
 
 async def measure(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
-    """Batched produce beside pwrite with and without fdatasync, single produce beside a handler that does nothing."""
+    """Batched produce beside a socket into a file and pwrite with fdatasync; single beside a handler that does nothing."""
     async with (
         harness.service(setup.folder) as service,
         Connection(service.url) as connection,
         limits.nothing() as idle_url,
     ):
 
-        async def pwrite(sync: bool) -> float:
-            return limits.pwrite(setup.folder, sync)
+        async def pwrite() -> float:
+            return limits.pwrite(setup.folder)
 
         async def megabytes(of: Callable[[], Awaitable[float]]) -> float:
             return await of() * setup.message_bytes / 1e6
 
-        runs: dict[str, Callable[[], Awaitable[float]]] = {CACHE: partial(pwrite, False), DISK: partial(pwrite, True)}
+        through = partial(relay.relay, setup.folder, setup.seconds)
+        runs: dict[str, Callable[[], Awaitable[float]]] = {relay.NAME: through, DISK: pwrite}
         durabilities: tuple[Durability, ...] = ("memory", "flush")
         for durability in durabilities:
             sdk = partial(by_sdk, connection, setup, durability)
@@ -104,5 +104,5 @@ async def measure(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
 def _line(name: str, values: list[float]) -> Line:
     if name == IDLE or "single" in name:
         return Line(name, "requests/s", values, IDLE if name != IDLE else "", aim=AIMS.get(name))
-    batched_limit = DISK if name.endswith("flush") else CACHE
+    batched_limit = DISK if name.endswith("flush") else relay.NAME
     return Line(name, "MB/s", values, batched_limit if "batched" in name else "")

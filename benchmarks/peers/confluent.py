@@ -3,7 +3,8 @@ WORK ADDRESS SECONDS BYTES TOPIC MESSAGES PARTITIONS`.
 
 produce   `produce()` a message, the queue polled when it is full; until all are acknowledged
 consume   `consume(1000)`, each message's body taken
-topics    `produce` in turn into one topic of 8 partitions, then into 256 of them
+topics    `produce` in turn into one topic of 8 partitions, then into 256 of them; of what is not acknowledged a minute
+          after the last, the minute is counted and the messages are not
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _clock = SystemClock()
 
 
 def produce(address: str, topics: list[str], seconds: float, message_bytes: int) -> float:
-    """Messages a second into `topics` in turn."""
+    """Acknowledged messages a second into `topics` in turn, until the last is."""
     producer = Producer({"bootstrap.servers": address, **TUNED})
     bodies = cycle(batched.bodies(message_bytes))
     names = cycle(topics)
@@ -43,8 +44,12 @@ def produce(address: str, topics: list[str], seconds: float, message_bytes: int)
                 producer.produce(name, body)
         sent += SLICE
         producer.poll(0)
-    assert producer.flush(WAIT_SECONDS) == 0, "all are acknowledged"
-    return sent / (_clock.monotonic() - begin)
+    left = producer.flush(WAIT_SECONDS)
+    took = _clock.monotonic() - begin
+    if left:
+        sys.stderr.write(f"{left} of {sent} messages were not acknowledged after {took:.0f} s\n")
+        producer.purge()
+    return (sent - left) / took
 
 
 def consume(address: str, topic: str, messages: int) -> float:
