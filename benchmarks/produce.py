@@ -73,7 +73,7 @@ async def by_arrow(connection: Connection, setup: Setup, durability: Durability)
 
 
 async def measure(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
-    """Batched produce beside a socket into a file and pwrite with fdatasync; single beside a handler that does nothing."""
+    """Batched produce beside a socket into a file and beside pwrite with fdatasync, single beside an idle handler."""
     async with (
         harness.service(setup.folder) as service,
         Connection(service.url) as connection,

@@ -10,6 +10,7 @@ What a test itself calls, without Millpond in between, may block. What Millpond 
 - `os.pwritev`, by which the store writes a small append into its preallocated segment: into memory, no wait;
 - `os.preadv` with RWF_NOWAIT, which answers at once whether the bytes are in memory or not;
 - log lines, to stderr;
+- the start of a proxy's worker, in a parent that serves nobody;
 - what happens once, when nothing is served yet or any more: making the data directory, the ready file, and waiting
   for the last write of a store that closes.
 """
@@ -31,6 +32,7 @@ MAY_BLOCK = [
     ("millpond/store/disk.py", {"__init__"}),  # of SystemDisk
     ("millpond/store/engine.py", {"close"}),
     ("millpond/standalone.py", {"made"}),
+    ("millpond/workers.py", {"launch"}),
     ("millpond/process.py", {"_ready", "_not_ready"}),
     ("<frozen importlib._bootstrap>", {"_find_and_load"}),  # a part imported when a command starts it
 ]

@@ -7,6 +7,7 @@ The parent serves nothing. It holds the port, starts the workers, and starts ano
 
     a worker cannot start       at first: nothing starts, and its reason is the reason. Later: tried again
     a worker dies               logged; another after a pause that doubles from PAUSE_SECONDS to PAUSE_SECONDS_MOST
+    a worker hangs              killed when it has not answered SILENT_LOOKS questions in turn; then as above
     none can be started         after GIVE_UP tries while no worker serves: the parent ends with 1
     SIGHUP                      one after the other: a new one, and when it serves the old one drains and ends
     SIGTERM                     all drain; the parent ends when they have
@@ -34,6 +35,8 @@ from millpond.core.tasks import Tasks
 
 START_SECONDS = 60.0  # until a worker serves: a cold start on a loaded machine takes a tenth of it
 COUNT_SECONDS = 1.0  # for one worker to say what it counts
+LOOK_SECONDS = 3.0  # every so often each worker is asked whether it still answers
+SILENT_LOOKS = 5  # .. by looks, not by time: when all of them were stopped together, none is to blame
 PAUSE_SECONDS = 0.1  # before a worker is started in the place of one that died
 PAUSE_SECONDS_MOST = 10.0
 STEADY_SECONDS = 60.0  # a worker that served so long died of something else than its start: the pause begins anew
@@ -53,7 +56,8 @@ class Worker:
         self.asks = False  # what all of them count
         self._process = process
         self._channel = channel
-        self._counting: asyncio.Future[Numbers] | None = None
+        self._counting: asyncio.Future[Numbers] | None = None  # asked and not answered
+        self._silent_looks = 0
 
     @classmethod
     async def launch(cls, number: int, config: Config) -> Self:
@@ -112,12 +116,24 @@ class Worker:
 
     async def count(self) -> Numbers:
         """What it counts; nothing when it does not say in time."""
-        self._counting = asyncio.get_running_loop().create_future()
-        self._channel.send(Count())
         try:
-            return await asyncio.wait_for(self._counting, COUNT_SECONDS)
+            return await asyncio.wait_for(asyncio.shield(self._ask()), COUNT_SECONDS)
         except TimeoutError:
             return {}
+
+    def _ask(self) -> asyncio.Future[Numbers]:
+        """One question at a time, whoever wants to know."""
+        if self._counting is None or self._counting.done():
+            self._counting = asyncio.get_running_loop().create_future()
+            self._channel.send(Count())
+        return self._counting
+
+    def hangs(self) -> bool:
+        """Whether it has been silent for too long; called every LOOK_SECONDS, asks it each time."""
+        silent = self._counting is not None and not self._counting.done()
+        self._silent_looks = self._silent_looks + 1 if silent else 0
+        self._ask()
+        return self._silent_looks >= SILENT_LOOKS
 
     def tell(self, counts: Counts) -> None:
         self.asks = False
@@ -216,6 +232,7 @@ class Workers:
         assert isinstance(ready, Ready)
         self.address, self._facts = ready.address, ready.facts
         self._keepers.spawn(self._answer(), "counters of the workers")
+        self._keepers.spawn(self._watch(), "watch over the workers")
         for place in range(count):
             self._keepers.spawn(self._keep(place), f"keeper of worker {place + 1}")
 
@@ -252,6 +269,17 @@ class Workers:
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, PAUSE_SECONDS_MOST)
                 await self._replace(place, worker)
+
+    async def _watch(self) -> None:
+        """Kill a worker that hangs; its keeper starts another."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            for worker in self._places:
+                if worker.serves and worker.hangs():
+                    _log.error(
+                        "worker %d (process %d) does not answer any more: it is killed", worker.number, worker.pid
+                    )
+                    worker.kill()
 
     async def _replace(self, place: int, worker: Worker) -> None:
         """Another one in this worker's place, if it can be had and nobody put one there."""

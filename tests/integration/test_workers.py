@@ -18,7 +18,10 @@ import aiohttp
 import pytest
 from support.processes import Apart, Process
 
+from millpond import workers
 from millpond.client import Connection, Consumer, Producer, Topics
+from millpond.core.config import Config, ProxyConfig, TierConfig
+from millpond.workers import Workers
 
 PATIENCE_SECONDS = 30.0
 PINS_MOST = 64  # connections that are opened to find one to each worker
@@ -263,6 +266,24 @@ async def test_worker_ended_by_an_operator(proxy: Process) -> None:
     async with pins(proxy.url):
         pass
     assert "ended with 0" in proxy.log()
+
+
+async def test_worker_that_hangs(cluster: Apart, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that answers nobody is killed and replaced; one that is only asked and answers is left alone."""
+    monkeypatch.setattr(workers, "LOOK_SECONDS", 0.1)
+    metadata, secret = cluster.metadata.url, str(cluster.secret)
+    listening = ProxyConfig(listen="127.0.0.1:0", processes=2, metadata=metadata, cluster_secret_file=secret)
+    up = await Workers.start(Config(tier=TierConfig(url=str(cluster.folder / "tier")), proxy=listening))
+    try:
+        stopped, other = (worker.pid for worker in up._places)
+        os.kill(stopped, signal.SIGSTOP)
+        await until(lambda: up._places[0].pid != stopped)
+        assert not alive(stopped)
+        assert up._places[1].pid == other
+        async with pins(up.address):
+            pass
+    finally:
+        await up.close()
 
 
 async def test_parent_killed(cluster: Apart, proxy: Process, tmp_path: Path) -> None:
