@@ -274,8 +274,8 @@ async def test_worker_that_hangs(cluster: Apart, monkeypatch: pytest.MonkeyPatch
     metadata, secret = cluster.metadata.url, str(cluster.secret)
     listening = ProxyConfig(listen="127.0.0.1:0", processes=2, metadata=metadata, cluster_secret_file=secret)
     up = await Workers.start(Config(tier=TierConfig(url=str(cluster.folder / "tier")), proxy=listening))
+    stopped, other = (worker.pid for worker in up._places)
     try:
-        stopped, other = (worker.pid for worker in up._places)
         os.kill(stopped, signal.SIGSTOP)
         await until(lambda: up._places[0].pid != stopped)
         assert not alive(stopped)
@@ -283,6 +283,8 @@ async def test_worker_that_hangs(cluster: Apart, monkeypatch: pytest.MonkeyPatch
         async with pins(up.address):
             pass
     finally:
+        if alive(stopped):
+            os.kill(stopped, signal.SIGCONT)
         await up.close()
 
 
