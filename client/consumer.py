@@ -30,6 +30,29 @@ from millpond.core.errors import BadRequest, MillpondError
 FEW_MESSAGES = 16
 
 
+class Ahead:
+    """How many messages are fetched ahead: a fixed number, or by how fast the program handles them, so that a slow one
+    does not hold what others of its group could do, and a quick one does not wait for one receive after another."""
+
+    def __init__(self, fixed: int | None) -> None:
+        self._fixed = fixed
+        self._begun: tuple[int, float] | None = None
+        self.messages = fixed or limits.CLIENT_PREFETCH_MESSAGES
+
+    def begins(self, messages: int, now: float) -> None:
+        """A batch of so many was handed out, in monotonic seconds."""
+        self._begun = messages, now
+
+    def handled(self, now: float) -> None:
+        """The next batch is asked for: the one before is done with."""
+        if self._begun is None or self._fixed is not None:
+            return
+        (messages, since), self._begun = self._begun, None
+        seconds = max(now - since, 1e-6)
+        within = messages * limits.CLIENT_PREFETCH_SECONDS / seconds
+        self.messages = int(min(max(within, limits.CLIENT_PREFETCH_MESSAGES), limits.CLIENT_PREFETCH_MOST))
+
+
 class Consumer:
     """Topic and group are all it needs.
 
@@ -42,7 +65,8 @@ class Consumer:
     ...         total += batch.batch.num_rows
 
     `tag` is the group's filter and `start` where a new group begins; both matter when the group is created. `prefetch`
-    bounds the messages fetched ahead. A handler may take long: leases are extended, for 12 h at most.
+    bounds the messages fetched ahead; without it they are 2,000, or what the program handles in a quarter of a second
+    when that is more. A handler may take long: leases are extended, for 12 h at most.
     """
 
     def __init__(
@@ -55,24 +79,25 @@ class Consumer:
         url: str | None = None,
         api_key: str | None = None,
         connection: Connection | None = None,
-        prefetch: int = limits.CLIENT_PREFETCH_MESSAGES,
+        prefetch: int | None = None,
         lease_ms: int = limits.LEASE_MS,
         wait_ms: int = 20_000,
         receive_bytes: int = limits.RECEIVE_BYTES,
         retry_seconds: float = 120.0,
     ) -> None:
-        if prefetch < 1:
+        if prefetch is not None and prefetch < 1:
             raise BadRequest.field("prefetch", "at least 1", prefetch)
         self.topic, self.group = topic, group
         self._tag, self._start_at = tag, start
         self._own_connection = connection is None
         self._connection = connection or Connection(url, api_key)
-        self._prefetch, self._lease_ms, self._wait_ms = prefetch, lease_ms, wait_ms
+        self._ahead = Ahead(prefetch)
+        self._lease_ms, self._wait_ms = lease_ms, wait_ms
         self._receive_bytes, self._retry_seconds = receive_bytes, retry_seconds
         self._id_prefixes: dict[int, str] = {}
         self._settler = Settler(self._connection, topic, group)
         self._buffer: deque[MessageBatch] = deque()
-        self._buffered = 0
+        self._buffered = self._buffered_bytes = 0
         self._open: list[MessageBatch] = []  # every batch with rows that are not settled
         self._arrived = asyncio.Event()
         self._room = asyncio.Event()
@@ -160,6 +185,8 @@ class Consumer:
             return None
 
     async def _next_batch(self) -> MessageBatch:
+        clock = self._connection.clock
+        self._ahead.handled(clock.monotonic())
         while not self._buffer:
             if self._closed:
                 raise StopAsyncIteration
@@ -171,7 +198,9 @@ class Consumer:
             await self._arrived.wait()
         batch = self._buffer.popleft()
         self._buffered -= len(batch)
+        self._buffered_bytes -= batch.answer_bytes
         self._room.set()
+        self._ahead.begins(len(batch), clock.monotonic())
         return batch
 
     # -- receiving --------------------------------------------------------------------------------------------
@@ -179,10 +208,10 @@ class Consumer:
     async def _receive_loop(self) -> None:
         path = path_of("topics", self.topic, "groups", self.group, "messages", "receive")
         while True:
-            while self._buffered >= self._prefetch:
+            while self._buffered >= self._ahead.messages or self._buffered_bytes >= limits.CLIENT_PREFETCH_BYTES:
                 self._room.clear()
                 await self._room.wait()
-            wanted = min(limits.RECEIVE_MESSAGES, self._prefetch - self._buffered)
+            wanted = min(limits.RECEIVE_ROWS, self._ahead.messages - self._buffered)
             asked = {
                 "max_messages": wanted,
                 "max_bytes": self._receive_bytes,
@@ -203,7 +232,9 @@ class Consumer:
             await asyncio.sleep(self._connection.random.uniform(0.2, 0.5))
         self._open = [batch for batch in self._open if not batch.settled] + batches
         self._buffer.extend(batches)
-        self._buffered += sum(map(len, batches))
+        for batch in batches:
+            self._buffered += len(batch)
+            self._buffered_bytes += batch.answer_bytes
         if batches:
             self._arrived.set()
             if self._buffered <= FEW_MESSAGES:

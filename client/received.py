@@ -15,8 +15,11 @@ import pyarrow as pa
 from millpond.client.columns import Columns, Row, each
 from millpond.client.errors import UnknownProblem
 from millpond.client.settler import Settler
+from millpond.core.limits import KIB
 
 METADATA_KEY = b"millpond"
+LARGE_BYTES = 128 * KIB
+"""Record batches of so much on average are handed out as they are; smaller ones are put together first."""
 
 
 class _Receipt(msgspec.Struct):
@@ -72,7 +75,8 @@ class ReceivedMessage(Row, gc=False, eq=False):
 
 class MessageBatch(Columns):
     """Rows of one lease. `batch`: columns of TIER_SCHEMA and `delivery_attempt`; `relative[i]`: row i's number in
-    the receipt; `until`: when the lease ends, in the client's monotonic seconds; `id_prefix`: of its message ids."""
+    the receipt; `until`: when the lease ends, in the client's monotonic seconds; `id_prefix`: of its message ids;
+    `answer_bytes`: its share of the answer that it came in."""
 
     def __init__(
         self,
@@ -82,11 +86,13 @@ class MessageBatch(Columns):
         settler: Settler,
         until: float,
         id_prefix: str,
+        answer_bytes: int,
     ) -> None:
         super().__init__(batch)
         self.receipt = receipt
         self.relative = relative
         self.id_prefix = id_prefix
+        self.answer_bytes = answer_bytes
         self.settler = settler
         self.first_until = self.until = until
         self.is_open = bytearray(b"\x01" * batch.num_rows)
@@ -105,8 +111,10 @@ class MessageBatch(Columns):
     def lease_id(self, row: int) -> str:
         return f"{self.receipt}.{self.relative[row]}"
 
-    def open_rows(self) -> list[int]:
+    def open_rows(self) -> Sequence[int]:
         """Rows not yet acked or nacked, as numbers in the receipt."""
+        if 0 not in self.is_open:
+            return self.relative
         return [number for number, is_open in zip(self.relative, self.is_open, strict=True) if is_open]
 
     async def ack(self) -> str:
@@ -125,7 +133,7 @@ class MessageBatch(Columns):
         """As `ack`, without waiting."""
         self.settler.ack_rows(self.receipt, self._close())
 
-    def _close(self) -> list[int]:
+    def _close(self) -> Sequence[int]:
         rows = self.open_rows()
         self.is_open = bytearray(len(self.is_open))
         return rows
@@ -138,7 +146,7 @@ class MessageBatch(Columns):
 def decode_receive(
     body: bytes, settler: Settler, until: float, id_prefixes: Mapping[int, str]
 ) -> tuple[list[MessageBatch], str | None]:
-    """A receive's Arrow answer as batches, one for each receipt, and why it is empty if it says so."""
+    """A receive's Arrow answer as batches, each of one receipt, and why it is empty if it says so."""
     try:
         reader = pa.ipc.open_stream(body)
         beside = msgspec.json.decode((reader.schema.metadata or {}).get(METADATA_KEY, b"{}"), type=_Beside)
@@ -149,21 +157,37 @@ def decode_receive(
     at = 0
     for receipt in beside.receipts:
         relative = numbers(receipt.rows)
-        rows = table.slice(at, len(relative)).combine_chunks().to_batches()
-        at += len(relative)
-        if sum(batch.num_rows for batch in rows) != len(relative):
+        rows = table.slice(at, len(relative))
+        if rows.num_rows != len(relative):
             raise UnknownProblem("an answer whose receipts name more messages than it holds")
         prefix = id_prefixes.get(receipt.queue, "")
-        batches += [MessageBatch(batch, receipt.receipt, relative, settler, until, prefix) for batch in rows]
+        first = 0
+        for batch in _batches(rows):
+            some = relative[first : first + batch.num_rows]
+            share = len(body) * batch.num_rows // table.num_rows
+            batches.append(MessageBatch(batch, receipt.receipt, some, settler, until, prefix, share))
+            first += batch.num_rows
+        at += first
     return batches, beside.reason
 
 
-def numbers(rows: str) -> list[int]:
-    """`0-2,7` as [0, 1, 2, 7]."""
+def _batches(rows: pa.Table) -> list[pa.RecordBatch]:
+    """Large record batches as they came, for nothing is copied then; many small ones as one."""
+    batches: list[pa.RecordBatch] = rows.to_batches()
+    if len(batches) > 1 and rows.nbytes < LARGE_BYTES * len(batches):
+        batches = rows.combine_chunks().to_batches()
+    return batches
+
+
+def numbers(rows: str) -> Sequence[int]:
+    """`0-2,7` as [0, 1, 2, 7]; a range when it is one."""
     found: list[int] = []
     for part in rows.split(",") if rows else []:
         first, _, last = part.partition("-")
-        found.extend(range(int(first), int(last or first) + 1))
+        run = range(int(first), int(last or first) + 1)
+        if len(part) == len(rows):
+            return run
+        found.extend(run)
     return found
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -35,12 +35,14 @@ class _Call:
     """What the next calls carry. `waiters`: who waits for the status of which item."""
 
     def __init__(self) -> None:
-        self.rows: dict[str, list[int]] = {}
+        self.rows: dict[str, list[int]] = {}  # one by one, by receipt
+        self.runs: dict[str, list[range]] = {}  # many at once
+        self.count = 0  # of both
         self.items: list[tuple[str, Item, asyncio.Future[str] | None]] = []
 
     @property
     def empty(self) -> bool:
-        return not self.rows and not self.items
+        return not self.count and not self.items
 
 
 class Settler:
@@ -57,10 +59,17 @@ class Settler:
 
     # -- what consumers ask -----------------------------------------------------------------------------------
 
-    def ack_rows(self, receipt: str, rows: Iterable[int]) -> None:
-        """Ack these rows of a receipt; nobody waits."""
-        self._next.rows.setdefault(receipt, []).extend(rows)
+    def ack_rows(self, receipt: str, rows: Sequence[int]) -> None:
+        """Ack these rows of a receipt, ascending; nobody waits."""
+        call = self._next
+        if isinstance(rows, range):
+            call.runs.setdefault(receipt, []).append(rows)
+        else:
+            call.rows.setdefault(receipt, []).extend(rows)
+        call.count += len(rows)
         self._start()
+        if call.count >= limits.CLIENT_SETTLE_ROWS:
+            self._urgent.set()
 
     async def ack_receipt(self, receipt: str, rows: Sequence[int]) -> str:
         """Ack these rows of a receipt; the status of the last of its items (mostly it is the only one)."""
@@ -142,6 +151,8 @@ class Settler:
         for receipt, rows in call.rows.items():
             rows.sort()
             items += [("acks", {"receipt": receipt, "rows": text}, None) for text in ranges(rows)]
+        for receipt, runs in call.runs.items():
+            items += [("acks", {"receipt": receipt, "rows": text}, None) for text in joined(runs)]
         for first in range(0, len(items), limits.SETTLE_ITEMS):
             some = items[first : first + limits.SETTLE_ITEMS]
             try:
@@ -186,10 +197,31 @@ def ranges(rows: Sequence[int]) -> list[str]:
     """Ascending distinct rows as texts like `0-2,7`, each of at most RECEIPT_RANGES ranges."""
     if not rows:
         return []
+    if isinstance(rows, range):
+        return [_text(rows[0], rows[-1])]
     numbers = np.asarray(rows, np.int64)
     breaks = np.flatnonzero(np.diff(numbers) != 1)
     firsts = numbers[np.concatenate(([0], breaks + 1))].tolist()
     lasts = numbers[np.concatenate((breaks, [len(numbers) - 1]))].tolist()
-    parts = [f"{a}-{b}" if a != b else str(a) for a, b in zip(firsts, lasts, strict=True)]
+    return _cut([_text(first, last) for first, last in zip(firsts, lasts, strict=True)])
+
+
+def joined(runs: list[range]) -> list[str]:
+    """As `ranges`, for rows that are known as runs."""
+    runs.sort(key=lambda run: run.start)
+    merged: list[range] = []
+    for run in runs:
+        if merged and merged[-1].stop == run.start:
+            merged[-1] = range(merged[-1].start, run.stop)
+        elif run:
+            merged.append(run)
+    return _cut([_text(run[0], run[-1]) for run in merged])
+
+
+def _text(first: int, last: int) -> str:
+    return f"{first}-{last}" if first != last else str(first)
+
+
+def _cut(parts: list[str]) -> list[str]:
     most = limits.RECEIPT_RANGES
     return [",".join(parts[at : at + most]) for at in range(0, len(parts), most)]

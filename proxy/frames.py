@@ -45,7 +45,7 @@ def decode(frame: StoredFrame, queue: int) -> pa.RecordBatch:
     columns["queue"] = _filled(pa.int32(), np.full(count, queue, np.int32))
     columns["offset"] = _filled(pa.int64(), np.arange(frame.first_offset, frame.first_offset + count, dtype=np.int64))
     columns["store_ts"] = _filled(TIMESTAMP, np.full(count, frame.store_ts, np.int64))
-    nulls = _nulls(count) if count <= _FEW else _nulls.__wrapped__(count)
+    nulls = _nulls(count) if count <= _FEW else [null.slice(0, count) for null in _nulls(_rounded(count))]
     return pa.RecordBatch.from_arrays(
         [columns.get(name, null) for name, null in zip(TIER_SCHEMA.names, nulls, strict=True)], schema=TIER_SCHEMA
     )
@@ -55,7 +55,12 @@ def _filled(type_: pa.DataType, values: npt.NDArray[Any]) -> pa.Array:
     return pa.Array.from_buffers(type_, len(values), [None, pa.py_buffer(values)])
 
 
-@lru_cache(_FEW)
+def _rounded(count: int) -> int:
+    """Up to a power of two: the columns of that length, of which a frame's are the beginning, serve many frames."""
+    return 1 << (count - 1).bit_length()
+
+
+@lru_cache(_FEW + 16)
 def _nulls(count: int) -> list[pa.Array]:
     """What a column that a frame does not have is for its rows."""
     return [pa.nulls(count, type_) for type_ in TIER_SCHEMA.types]

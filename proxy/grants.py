@@ -56,7 +56,8 @@ class Wanted(NamedTuple):
 
 
 class Receipt(msgspec.Struct, frozen=True):
-    """Settles `rows` ("0-9,12") of one grant with one token; they stand in the answer in this order."""
+    """Settles `rows` ("0-9,12") of one grant with one token; they stand in the answer in this order. A grant of very
+    many ranges has several."""
 
     receipt: str
     queue: int
@@ -378,7 +379,7 @@ class Receiver:
             if batch.num_rows:
                 delivery.rows.append(Rows(batch, prefix, attempts[at : at + batch.num_rows], token, base))
                 at += batch.num_rows
-        delivery.receipts.append(Receipt(token, queue.queue, row_ranges.text_of(delivered - base)))
+        delivery.receipts += [Receipt(token, queue.queue, rows) for rows in row_ranges.texts_of(delivered - base)]
 
 
 def _three(group: GroupRef) -> tuple[int, int, int]:

@@ -23,12 +23,13 @@ def runs(values: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDAr
     return firsts, lasts
 
 
-def text_of(rows: npt.NDArray[np.int64]) -> str:
-    """Ascending distinct `rows` as text; empty for none."""
-    if len(rows) and rows[-1] - rows[0] == len(rows) - 1:  # one run: what a receive mostly gives
-        return f"{rows[0]}-{rows[-1]}" if len(rows) > 1 else str(rows[0])
+def texts_of(rows: npt.NDArray[np.int64]) -> list[str]:
+    """Ascending distinct `rows`, at least one, as texts of at most RECEIPT_RANGES ranges each."""
+    if rows[-1] - rows[0] == len(rows) - 1:  # one run: what a receive mostly gives
+        return [f"{rows[0]}-{rows[-1]}" if len(rows) > 1 else str(rows[0])]
     pairs = zip(*(side.tolist() for side in runs(rows)), strict=True)
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in pairs)
+    parts = [str(first) if first == last else f"{first}-{last}" for first, last in pairs]
+    return [",".join(parts[at : at + RECEIPT_RANGES]) for at in range(0, len(parts), RECEIPT_RANGES)]
 
 
 def parse(text: str, field: str) -> npt.NDArray[np.int64]:

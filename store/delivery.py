@@ -67,7 +67,7 @@ class Delivery:
         self._groups = Groups(log, cursors, now_ms, self._waiting, self._due)
         self._begins_to_wait = waiting
         self._timer: tuple[int, asyncio.TimerHandle] | None = None
-        self._attempts = Attempts(self._groups, now_ms)
+        self.attempts = Attempts(self._groups, now_ms)
         # A power cut may forget the newest grants, and their numbers must not be given to others: those of
         # this start lie above all of earlier ones.
         self._first_lease = self._next_claim = first_number(now_ms())
@@ -137,7 +137,7 @@ class Delivery:
         """Raises BadRequest, NotFound(group_not_found) when the group is deleted meanwhile, TooManyRequests."""
         group, created = self._groups.of_request(request)
         handout = self._handout(group, request)
-        repeated = self._attempts.repeated(request)
+        repeated = self.attempts.repeated(request)
         try:
             if repeated:
                 handout.drawn = repeated
@@ -151,7 +151,7 @@ class Delivery:
         finally:
             group.pass_on()
         if request.attempt_id is not None and handout.drawn and not repeated:
-            self._attempts.remember(request.group.group_id, request.attempt_id, handout.drawn)
+            self.attempts.remember(request.group.group_id, request.attempt_id, handout.drawn)
         return result
 
     def _handout(self, group: Group, request: ReceiveRequest) -> Handout:
@@ -272,6 +272,11 @@ class Delivery:
 
     async def _frames(self, drawn: Drawn, local: int, max_bytes: int) -> list[StoredFrame]:
         offsets = drawn.offsets
+        if drawn.spots is not None and max_bytes > 0:
+            try:
+                return await self._log.frames_at(drawn.spots, max_bytes)
+            except MillpondError:
+                return []  # as below
         if offsets[0] < local:
             offsets = offsets[int(offsets.searchsorted(local)) :]
         if not len(offsets) or max_bytes <= 0:

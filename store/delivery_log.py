@@ -63,7 +63,22 @@ class EngineLog:
             raise self._reads.missing(queue_id, first)
         return entries
 
+    async def spots(self, queue_id: int, first: int, end: int) -> list[FrameSpot]:
+        spots = await self._directory.spots(queue_id, first, end - first)
+        if not spots:
+            raise self._reads.missing(queue_id, first)
+        return spots
+
     # -- frames ----------------------------------------------------------------------------------------------
+
+    async def frames_at(self, spots: list[FrameSpot], max_bytes: int) -> list[StoredFrame]:
+        """The first of these that fit into `max_bytes`; one at least."""
+        size = 0
+        for count, spot in enumerate(spots):
+            size += spot.length
+            if count and size > max_bytes:
+                return await self._reader.frames(spots[:count])
+        return await self._reader.frames(spots)
 
     async def frames_for(self, queue_id: int, offsets: npt.NDArray[np.int64], max_bytes: int) -> list[StoredFrame]:
         """The frames that travel with a grant of these offsets (ascending): small ones, and those of which a quarter

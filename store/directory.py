@@ -18,6 +18,9 @@ from millpond.store.disk import Disk
 from millpond.store.index import ENTRY, HAS_KEYS, OpenIndex
 
 
+_LARGE = 512  # rows of a frame that is passed over rather than looked through
+
+
 class FrameSpot(NamedTuple):
     """A frame's place, and the offsets of it that were asked for: [first, end)."""
 
@@ -123,6 +126,10 @@ class Directory:
 
     async def spots(self, queue_id: int, offset: int, most: int) -> list[FrameSpot]:
         """Frames of consecutive offsets [offset, offset + most), in order of offset."""
+        for index in self._memory():
+            spots = index.spots(queue_id, offset, most)
+            if spots and spots[-1][3] == offset + most:
+                return [FrameSpot(*spot) for spot in spots]
         return spots_of(await self.entries(queue_id, offset, most), offset)
 
     async def first_from_position(self, queue_id: int, position: int) -> int | None:
@@ -262,10 +269,27 @@ def spots_of(entries: Table, offset: int) -> list[FrameSpot]:
     """The frames behind entries of consecutive offsets from `offset` on."""
     if not len(entries):
         return []
-    positions = entries["position"]
-    heads = np.flatnonzero(np.concatenate(([True], positions[1:] != positions[:-1])))
-    ends = [*heads[1:].tolist(), len(entries)]
+    positions, lengths = entries["position"], entries["length"]
+    heads = _heads(positions)
     return [
-        FrameSpot(int(positions[head]), int(entries["length"][head]), offset + int(head), offset + end)
-        for head, end in zip(heads.tolist(), ends, strict=True)
+        FrameSpot(int(positions[head]), int(lengths[head]), offset + head, offset + end)
+        for head, end in zip(heads, [*heads[1:], len(entries)], strict=True)
     ]
+
+
+def _heads(positions: Ints) -> list[int]:
+    """Where another position begins. Equal ones stand together, so of large frames only a few are looked at."""
+    heads = [0]
+    while heads[-1] + _LARGE < len(positions) and positions[heads[-1] + _LARGE] == positions[heads[-1]]:
+        same, other = heads[-1] + _LARGE, len(positions)
+        while same + 1 < other:
+            middle = (same + other) // 2
+            if positions[middle] == positions[heads[-1]]:
+                same = middle
+            else:
+                other = middle
+        if other == len(positions):
+            return heads
+        heads.append(other)
+    first = heads[-1]
+    return heads + (np.flatnonzero(positions[first + 1 :] != positions[first:-1]) + first + 1).tolist()

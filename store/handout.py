@@ -2,6 +2,9 @@
 
     due rows first, at most half of the receive  ->  new messages from the head on  ->  due rows into what is left
 
+A receive of many (more than RECEIVE_MESSAGES) ends with a frame where that leaves it at least half of what was asked:
+a frame that is cut is read, opened and sent in two parts, which costs more than a smaller receive.
+
 New messages are confirmed ones only. With a filter they are chosen by tag hashes on slices of the index; those that
 are no longer on the local disk are handed out as a claim, for the proxy to read and filter.
 
@@ -17,8 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from millpond.core.errors import MillpondError
-from millpond.core.limits import CLAIM_MS, READ_MESSAGES, SCAN_ENTRIES, UNSETTLED_ROWS
+from millpond.core.limits import CLAIM_MS, READ_MESSAGES, RECEIVE_MESSAGES, SCAN_ENTRIES, UNSETTLED_ROWS
 from millpond.store.client import Claim, QueueEnds, QueueRef, ReceiveRequest, StoredFrame
+from millpond.store.directory import FrameSpot
 from millpond.store.fold.operations import Ints
 from millpond.store.places import OpenClaim, Place
 
@@ -50,6 +54,14 @@ class DeliveryLog(Protocol):
         """An estimate for each of [first, end): frame length / rows. May be shorter. Raises Internal, BelowLocal."""
         ...
 
+    async def spots(self, queue_id: int, first: int, end: int) -> list[FrameSpot]:
+        """The frames of [first, end), in order; fewer when some are not on this disk. Raises Internal, BelowLocal."""
+        ...
+
+    async def frames_at(self, spots: list[FrameSpot], max_bytes: int) -> list[StoredFrame]:
+        """The first of these, as many as fit; one at least."""
+        ...
+
     async def frames_for(self, queue_id: int, offsets: Ints, max_bytes: int) -> list[StoredFrame]:
         """The frames worth sending along with a grant of these ascending offsets."""
         ...
@@ -76,7 +88,7 @@ class DeliveryLog(Protocol):
 
 
 class Drawn(NamedTuple):
-    """Rows leased together, before they are an answer."""
+    """Rows leased together, before they are an answer. `spots`: where they stand, when that is known already."""
 
     place: Place
     generation: int
@@ -84,6 +96,7 @@ class Drawn(NamedTuple):
     offsets: Ints
     attempts: npt.NDArray[np.uint32]
     until: int
+    spots: list[FrameSpot] | None = None
 
 
 class Handout:
@@ -126,12 +139,12 @@ class Handout:
         async with place.lock:
             await self._take_due(place, self.messages)
 
-    def _lease(self, place: Place, offsets: Ints, head: int) -> None:
+    def _lease(self, place: Place, offsets: Ints, head: int, spots: list[FrameSpot] | None = None) -> None:
         until = self.now + self._request.lease_ms
         cursor = place.cursor
         lease, attempts = cursor.grant(offsets, until, head)
         self.messages -= len(offsets)
-        self.drawn.append(Drawn(place, cursor.generation, lease, offsets, attempts, until))
+        self.drawn.append(Drawn(place, cursor.generation, lease, offsets, attempts, until, spots))
 
     # -- repeats ----------------------------------------------------------------------------------------------
 
@@ -170,11 +183,39 @@ class Handout:
     async def _take_next(self, place: Place, ends: QueueEnds, most: int) -> None:
         cursor = place.cursor
         first, generation = cursor.head, cursor.generation
+        if most > RECEIVE_MESSAGES and first >= ends.local_offset:
+            spots = await self._whole_frames(place.queue_id, first, ends.end_offset, most)
+            if spots and (cursor.head, cursor.generation) == (first, generation):
+                end = spots[-1].end
+                self._bytes -= sum(spot.length for spot in spots)
+                self._lease(place, np.arange(first, end), end, spots)
+                if end < ends.end_offset:
+                    self.messages = 0  # what another queue could add would be a part of a frame
+            if spots:
+                return
         end = min(ends.local_offset if first < ends.local_offset else ends.end_offset, first + most)
         offsets = np.arange(first, end)
         count = await self._fitting(place, offsets)
         if count and (cursor.head, cursor.generation) == (first, generation):
             self._lease(place, offsets[:count], first + count)
+
+    async def _whole_frames(self, queue_id: int, first: int, end: int, most: int) -> list[FrameSpot]:
+        """Frames from `first` on up to `end`, whole ones behind the first, within what may still be given; none when
+        they are less than half of that and there is more."""
+        try:
+            # one entry more says whether the last frame goes on
+            spots = await self._log.spots(queue_id, first, min(end, first + most + 1))
+        except MillpondError:
+            return []  # the usual way hands them out without their frames, and the proxy's own read says why
+        chosen: list[FrameSpot] = []
+        size = 0
+        for spot in spots:
+            if spot.end - first > most or size + spot.length > self._bytes:
+                enough = 2 * (spot.first - first) >= most or 2 * size >= self._bytes
+                return chosen if enough else []
+            chosen.append(spot)
+            size += spot.length
+        return chosen
 
     async def _take_matching(self, place: Place, ends: QueueEnds, most: int, tags: npt.NDArray[np.uint32]) -> None:
         cursor = place.cursor
@@ -202,7 +243,7 @@ class Handout:
         """Matching offsets from `first` on, and how far was looked."""
         pieces: list[Ints] = []
         found, at = 0, first
-        width = max(SLICE_ENTRIES, 4 * most)
+        width = max(SLICE_ENTRIES, min(4 * most, SPAN_ENTRIES))
         while at < end and found < most and at - first < (SPAN_ENTRIES if found else SCAN_ENTRIES):
             hashes = await self._log.tag_hashes(queue_id, at, min(end, at + width))
             if not len(hashes):

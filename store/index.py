@@ -237,6 +237,29 @@ class OpenIndex:
             return pieces[0]
         return np.concatenate(pieces) if pieces else np.empty(0, ENTRY)
 
+    def spots(self, queue_id: int, offset: int, most: int) -> list[tuple[int, int, int, int]]:
+        """(position, length, first, end) of the frames of [offset, offset + most) from `offset` on, without a look at
+        each message; none when it is not here."""
+        known = self._by_queue.get(queue_id)
+        if known is None:
+            return []
+        firsts, numbers = known
+        at = bisect_right(firsts, offset) - 1
+        found: list[tuple[int, int, int, int]] = []
+        frames = self._frames
+        next_offset, last = offset, offset + most
+        while 0 <= at < len(firsts) and next_offset < last:
+            number = numbers[at]
+            frame_end = firsts[at] + int(frames["count"].values[number])
+            if not firsts[at] <= next_offset < frame_end:
+                break
+            end = min(frame_end, last)
+            spot = int(frames["position"].values[number]), int(frames["length"].values[number]), next_offset, end
+            found.append(spot)
+            next_offset = end
+            at += 1
+        return found
+
     def _frame_entries(self, number: int, skip: int, take: int) -> npt.NDArray[np.void]:
         frames = self._frames
         row = int(frames["row"].values[number]) + skip

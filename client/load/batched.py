@@ -78,7 +78,7 @@ async def consume(
     """
     clock = connection.clock
     taken = 0
-    async with Consumer(topic, group, connection=connection, start="earliest", prefetch=8_000) as consumer:
+    async with Consumer(topic, group, connection=connection, start="earliest") as consumer:
         begin = last = clock.monotonic()
         while taken < count:
             batch = await consumer.receive(IDLE_SECONDS)

@@ -19,6 +19,7 @@ from millpond.core.limits import (
     RECEIVE_BYTES,
     RECEIVE_BYTES_MOST,
     RECEIVE_MESSAGES,
+    RECEIVE_ROWS,
     WAIT_MS,
 )
 from millpond.core.names import check_name
@@ -70,7 +71,8 @@ def in_range(field: str, value: int, least: int, most: int) -> int:
 async def receive(call: ProxyCall) -> web.StreamResponse:
     media_type = call.accepts(*answers.MEDIA_TYPES)
     body = await call.json(ReceiveBody)
-    in_range("max_messages", body.max_messages, 1, RECEIVE_MESSAGES)
+    most = RECEIVE_ROWS if media_type == answers.ARROW else RECEIVE_MESSAGES
+    in_range("max_messages", body.max_messages, 1, most)
     in_range("wait_ms", body.wait_ms, 0, WAIT_MS)
     in_range("lease_ms", body.lease_ms, LEASE_MS_LEAST, LEASE_MS_MOST)
     in_range("max_bytes", body.max_bytes, 1, RECEIVE_BYTES_MOST)
@@ -122,8 +124,8 @@ ROUTES = [
         path="/v1/topics/{topic}/groups/{group}/messages/receive",
         handler=receive,
         summary="Receive messages",
-        description="Leases up to `max_messages` to this consumer for `lease_ms`, waiting up to `wait_ms` for the"
-        " first. Each must be acked, nacked or extended before its lease ends, through any proxy.",
+        description="Leases up to `max_messages` (1,000; 32,768 as Arrow) to this consumer for `lease_ms`, waiting up to"
+        " `wait_ms` for the first. Each must be acked, nacked or extended before its lease ends, through any proxy.",
         body={answers.JSON: ReceiveBody},
         answer={answers.JSON: ReceiveAnswer, answers.MSGPACK: ReceiveAnswer, answers.ARROW: None},
         scope="consume",

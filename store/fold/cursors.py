@@ -12,6 +12,7 @@ applying an operation twice changes nothing. Nothing here reads a clock: due tim
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -29,6 +30,7 @@ from millpond.store.fold.operations import (
     Rows,
     decode,
     encode,
+    encode_runs,
     spread,
 )
 from millpond.store.fold.unsettled import DEAD, LEASED, NEVER, WAITING, Mask, Unsettled, Where
@@ -72,7 +74,7 @@ class Cursor:
         self.last_seek = LastSeek()
         self.table = Unsettled()
         self._dirty = dirty
-        self._touched: list[Ints] = []
+        self._touched: list[Ints | range] = []  # a range: one run, all of it leased alike, or all of it settled
         self._reset = False
 
     @property
@@ -98,7 +100,7 @@ class Cursor:
         """A scalar was changed, or will be in this turn: the next gathering takes this cursor along."""
         self._dirty[self.key] = self
 
-    def _touch(self, offsets: Ints) -> None:
+    def _touch(self, offsets: Ints | range) -> None:
         self._touched.append(offsets)
         self._dirty[self.key] = self
 
@@ -121,7 +123,7 @@ class Cursor:
             assert offsets[-1] < head
             self.table.append(offsets[old:], lease, due, 1)
         self.head = head
-        self._touch(offsets)
+        self._touch(offsets if old else _run(offsets))
         return lease, attempts
 
     def _grant_again(self, offsets: Ints, lease: int, due: int) -> npt.NDArray[np.uint32]:
@@ -246,8 +248,9 @@ class Cursor:
             where, offsets = _positions(where)[able], offsets[able]
         if not len(offsets):
             return
-        self._touch(np.array(offsets))
-        if action in {"ack", "skip"}:
+        done = action in {"ack", "skip"}
+        self._touch(_run(offsets) if done else np.array(offsets))
+        if done:
             self.table.remove(where)
         elif action == "extend":
             self.table.change(where, due, LEASED)
@@ -291,26 +294,45 @@ class Cursor:
 
     def take_delta(self) -> bytes:
         """What has changed since the last one, as one operation."""
-        offsets = self._touched_offsets()
-        where, found = self.table.locate(offsets)
-        if found.all():
-            rows, removed = self.table.at(where), _NOTHING
-        else:
-            rows, removed = self.table.at(_positions(where)[found]), offsets[~found]
-        delta = CursorDelta(
+        encoded = self._known_runs() or encode(self._delta(*self._touched_rows()))
+        self._touched.clear()
+        self._reset = False
+        return encoded
+
+    def _delta(self, rows: Rows, removed: Ints) -> CursorDelta:
+        return CursorDelta(
             self.group, self.queue, self.generation, self.head, self.next_lease, self.skipped, *self.last_seek,
             self._reset, rows, removed,
         )  # fmt: skip
-        self._touched.clear()
-        self._reset = False
-        return encode(delta)
+
+    def _known_runs(self) -> bytes | None:
+        """The operation, when only whole runs were touched, each once: nobody looks at their rows one by one."""
+        runs = sorted((one for one in self._touched if isinstance(one, range)), key=lambda run: run.start)
+        if not runs or len(runs) < len(self._touched):
+            return None
+        if any(run.stop > behind.start for run, behind in pairwise(runs)):
+            return None
+        firsts = np.array([run.start for run in runs], np.int64)
+        counts = np.array([len(run) for run in runs], np.uint32)
+        where, found = self.table.locate(firsts)
+        delta = self._delta(self.table.at(_positions(where)[found]), firsts[~found])
+        return encode_runs(delta, counts[found], counts[~found])
+
+    def _touched_rows(self) -> tuple[Rows, Ints]:
+        """The touched rows that are unsettled, and the offsets of those that no longer are."""
+        offsets = self._touched_offsets()
+        where, found = self.table.locate(offsets)
+        if found.all():
+            return self.table.at(where), _NOTHING
+        return self.table.at(_positions(where)[found]), offsets[~found]
 
     def _touched_offsets(self) -> Ints:
         if not self._touched:
             return _NOTHING
-        if len(self._touched) == 1:
-            return self._touched[0]
-        touched = np.concatenate(self._touched)
+        pieces = [np.arange(one.start, one.stop) if isinstance(one, range) else one for one in self._touched]
+        if len(pieces) == 1:
+            return pieces[0]
+        touched = np.concatenate(pieces)
         touched.sort(kind="stable")  # merges what is sorted already: much quicker than np.unique
         fresh = np.ones(len(touched), np.bool_)
         np.not_equal(touched[1:], touched[:-1], out=fresh[1:])
@@ -333,6 +355,12 @@ class Cursor:
 
 def _positions(where: Where) -> Ints:
     return np.arange(where.start, where.stop) if isinstance(where, slice) else where
+
+
+def _run(offsets: Ints) -> Ints | range:
+    """Ascending offsets as a range when they are consecutive, else a copy."""
+    first, last = int(offsets[0]), int(offsets[-1])
+    return range(first, last + 1) if last - first == len(offsets) - 1 else np.array(offsets)
 
 
 class _Deleted:

@@ -198,18 +198,24 @@ def _encode_cursor(delta: CursorDelta) -> bytes:
     rows, removed = delta.rows, delta.removed
     starts, counts = _runs(rows.offset, rows.lease, rows.due, rows.attempt, rows.state)
     gone, gone_counts = _runs(removed)
+    firsts = Rows._make(column[starts] for column in rows)
+    return encode_runs(delta._replace(rows=firsts, removed=removed[gone]), counts, gone_counts)
+
+
+def encode_runs(delta: CursorDelta, counts: Array, gone_counts: Array) -> bytes:
+    """A cursor's operation when its runs are known: `delta` has the first row of each, and the first removed offset;
+    their lengths are `counts` and `gone_counts`, u32."""
+    rows, removed = delta.rows, delta.removed
     group, queue = delta.group, delta.queue
     body = _CURSOR.pack(
-        group.tenant_id, group.topic_id, group.group_id, queue.queue_id, queue.queue, len(starts), len(gone),
+        group.tenant_id, group.topic_id, group.group_id, queue.queue_id, queue.queue, len(counts), len(gone_counts),
         delta.generation, delta.head, delta.next_lease, delta.skipped,
         delta.seek_hash, delta.seek_from, delta.seek_to,
     )  # fmt: skip
     pieces = [
         body,
-        rows.offset[starts].tobytes(), rows.lease[starts].tobytes(), rows.due[starts].tobytes(),
-        removed[gone].tobytes(),
-        counts.tobytes(), rows.attempt[starts].tobytes(), gone_counts.tobytes(),
-        rows.state[starts].tobytes(),
+        rows.offset.tobytes(), rows.lease.tobytes(), rows.due.tobytes(), removed.tobytes(),
+        counts.tobytes(), rows.attempt.tobytes(), gone_counts.tobytes(), rows.state.tobytes(),
     ]  # fmt: skip
     return _framed(CURSOR, b"".join(pieces), RESET if delta.reset else 0)
 

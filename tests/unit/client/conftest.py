@@ -150,14 +150,17 @@ def problem(status: int, code: str, detail: str, **headers: str) -> web.Response
     return web.json_response(body, status=status, headers=headers, content_type="application/problem+json")
 
 
-def arrow_answer(rows: list[dict[str, Any]], metadata: dict[str, Any], attempt: int = 1) -> web.Response:
-    """A receive's answer in Arrow: TIER_SCHEMA, delivery_attempt, and the receipts in the schema's metadata."""
+def arrow_answer(
+    rows: list[dict[str, Any]], metadata: dict[str, Any], attempt: int = 1, batch_rows: int | None = None
+) -> web.Response:
+    """A receive's answer in Arrow: TIER_SCHEMA, delivery_attempt, and the receipts in the schema's metadata; in record
+    batches of so many rows."""
     schema = TIER_SCHEMA.append(pa.field("delivery_attempt", pa.int32()))
     schema = schema.with_metadata({b"millpond": json.dumps({"receipts": [], **metadata}).encode()})
     full = [{**dict.fromkeys(schema.names), "store_ts": 1, "delivery_attempt": attempt, **row} for row in rows]
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema) as writer:
-        writer.write_table(pa.Table.from_pylist(full, schema))
+        writer.write_table(pa.Table.from_pylist(full, schema), batch_rows)
     return web.Response(body=sink.getvalue().to_pybytes(), content_type=ARROW)
 
 

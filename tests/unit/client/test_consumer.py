@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from millpond.client.connection import Connection
-from millpond.client.consumer import Consumer
-from millpond.client.received import numbers
-from millpond.client.settler import ranges
+from millpond.client.consumer import Ahead, Consumer
+from millpond.client.received import LARGE_BYTES, numbers
+from millpond.client.settler import joined, ranges
 from millpond.core import limits
 from millpond.core.errors import Conflict, NotFound
 
@@ -182,3 +182,76 @@ def test_ranges_of_rows() -> None:
     texts = ranges(odd)
     assert [row for text in texts for row in numbers(text)] == odd
     assert all(text.count(",") < limits.RECEIPT_RANGES for text in texts)
+
+
+@pytest.mark.parametrize("runs", [[range(3), range(3, 5)], [range(7, 9), range(2), range(2, 3)], [range(4), range(0)]])
+def test_runs_join(runs: list[range]) -> None:
+    """Rows known as runs make the same texts as rows one by one."""
+    assert joined(list(runs)) == ranges(sorted(row for run in runs for row in run))
+
+
+async def test_large_batches_are_not_copied(service: FakeService, connection: Connection) -> None:
+    """Large record batches of one receipt are handed out each, and acked together as one range; small ones as one."""
+    large, small = (1, 2 * LARGE_BYTES), (1, 10)
+    for sizes, found in (([large, large], [1, 1]), ([small, small, small], [3])):
+        service.receives.append(batches_answer("T", sizes))
+        async with Consumer("t", "g", connection=connection) as consumer:
+            batches = [await consumer.receive(5) for _ in found]
+            assert [len(batch) for batch in batches if batch is not None] == found
+            for batch in batches:
+                assert batch is not None
+                batch.ack_soon()
+        acks = [item for call in service.settled for item in call.get("acks", [])]
+        assert acks == [{"receipt": "T", "rows": f"0-{sum(found) - 1}"}]
+        service.settled.clear()
+
+
+def batches_answer(token: str, sizes: list[tuple[int, int]]) -> Any:
+    """One receipt over several record batches of (rows, bytes of a body)."""
+    counts = [count for count, _ in sizes]
+    bodies = [b"x" * size for count, size in sizes for _ in range(count)]
+    found = [{"queue": 0, "offset": number, "body": body} for number, body in enumerate(bodies)]
+    beside = {"receipts": [{"receipt": token, "queue": 0, "rows": f"0-{sum(counts) - 1}"}]}
+    return arrow_answer(found, beside, batch_rows=counts[0])
+
+
+async def test_many_acks_do_not_wait(service: FakeService, connection: Connection, monkeypatch: Any) -> None:
+    """So many automatic acks as may be in flight are sent at once, however long acks may gather."""
+    monkeypatch.setattr(limits, "CLIENT_SETTLE_MS", 3_600_000)
+    monkeypatch.setattr(limits, "CLIENT_SETTLE_ROWS", 4)
+    service.receives.append(one_receipt("T", 0, 4))
+    async with Consumer("t", "g", connection=connection) as consumer:
+        batch = await consumer.receive(5)
+        assert batch is not None
+        batch.ack_soon()
+        async with asyncio.timeout(5):
+            await service.settles.wait()
+    assert service.settled == [{"acks": [{"receipt": "T", "rows": "0-3"}]}]
+
+
+async def test_bytes_fetched_ahead_are_bounded(
+    service: FakeService, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing more is asked for while what is buffered has reached its bound in bytes."""
+    monkeypatch.setattr(limits, "CLIENT_PREFETCH_BYTES", 1)
+    service.receives += [one_receipt("A", 0, 1), one_receipt("B", 1, 1)]
+    asked = 0
+    async with Consumer("t", "g", connection=connection) as consumer:
+        for _ in range(1_000):  # long enough for an answer and the next request
+            await asyncio.sleep(0)
+        asked = sum(request.path.endswith("/receive") for request in service.requests)
+        found = [await consumer.receive(5), await consumer.receive(5)]
+    assert asked == 1
+    assert [batch.receipt for batch in found if batch is not None] == ["A", "B"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "messages"), [(0.0001, limits.CLIENT_PREFETCH_MOST), (0.05, 10_000), (10.0, 2_000)]
+)
+def test_quick_programs_are_fetched_ahead_for(seconds: float, messages: int) -> None:
+    """What is handled in CLIENT_PREFETCH_SECONDS, between the least and the most; a fixed number stays."""
+    ahead, fixed = Ahead(None), Ahead(7)
+    for one in (ahead, fixed):
+        one.begins(2_000, 50.0)
+        one.handled(50.0 + seconds)
+    assert (ahead.messages, fixed.messages) == (messages, 7)

@@ -3,179 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
+from support.deliveries import GROUP, Bench, Q, attempts, got, offsets, turns
 
 from millpond.core.errors import BadRequest, Conflict, MillpondError, NotFound
 from millpond.store.client import (
-    SETTLE_STATUSES,
-    Grant,
-    GroupRef,
-    LagRequest,
     LeaseRequest,
     QueueEnds,
-    QueueLag,
     QueueRef,
-    ReceiveRequest,
-    ReceiveResult,
-    SeekRequest,
     Settle,
     SettleRequest,
-    StoredFrame,
 )
 from millpond.store.delivery import Delivery
 from millpond.store.fold.cursors import Cursors
-
-GROUP = GroupRef(1, 2, 3)
-Q = [QueueRef(1, 2, 40 + number, number) for number in range(3)]
-
-
-class MemoryLog:
-    """A `DeliveryLog` whose queues are lists of tag hashes, and which can be made to wait."""
-
-    def __init__(self) -> None:
-        self.tags: dict[int, list[int]] = {}
-        self.start: dict[int, int] = {}
-        self.local: dict[int, int] = {}
-        self.row_size = 100.0
-        self.calls: list[str] = []
-        self.gate: asyncio.Event | None = None
-        self.write_gate: asyncio.Event | None = None
-        self.reached = asyncio.Event()
-        self.now = 1_000_000
-
-    def now_ms(self) -> int:
-        return self.now
-
-    def ends(self, queue_id: int) -> QueueEnds:
-        start = self.start.get(queue_id, 0)
-        end = len(self.tags.get(queue_id, ()))
-        return QueueEnds(queue_id, start, max(start, self.local.get(queue_id, 0)), end, 0)
-
-    def open_queue(self, queue: QueueRef) -> None:
-        self.tags.setdefault(queue.queue_id, [])
-
-    async def _pass(self, gate: asyncio.Event | None) -> None:
-        if gate is not None:
-            self.reached.set()
-            await gate.wait()
-
-    async def tag_hashes(self, queue_id: int, first: int, end: int) -> np.ndarray:
-        await self._pass(self.gate)
-        return np.array(self.tags[queue_id][first:end], np.uint32)
-
-    async def row_bytes(self, queue_id: int, first: int, end: int) -> np.ndarray:
-        await self._pass(self.gate)
-        return np.full(end - first, self.row_size)
-
-    async def frames_for(self, queue_id: int, offsets: np.ndarray, max_bytes: int) -> list[StoredFrame]:
-        assert offsets[0] >= self.ends(queue_id).local_offset
-        return []
-
-    async def timestamp_at(self, queue_id: int, offset: int) -> int:
-        return 7_000 + offset
-
-    def state_changed(self) -> None:
-        self.calls.append("changed")
-
-    async def state_written(self) -> None:
-        self.calls.append("written")
-        await self._pass(self.write_gate)
-
-    async def state_flushed(self) -> None:
-        self.calls.append("flushed")
-
-    async def confirmed(self) -> None:
-        self.calls.append("confirmed")
-
-
-class Bench:
-    """A delivery with its log, and short words for what the tests do."""
-
-    def __init__(self) -> None:
-        self.log = MemoryLog()
-        self.cursors = Cursors()
-        self.delivery = Delivery(self.log, self.cursors, self.log.now_ms)
-        self.tasks: list[asyncio.Task[Any]] = []
-
-    def put(self, count: int, queue: QueueRef = Q[0], tag: int = 1) -> None:
-        self.log.tags.setdefault(queue.queue_id, []).extend([tag] * count)
-        self.delivery.on_confirmed(queue.queue_id)
-
-    def pass_time(self, ms: int) -> None:
-        self.log.now += ms
-        self.delivery.wake_due()
-
-    def request(self, count: int = 10, queues: list[QueueRef] | None = None, **more: Any) -> ReceiveRequest:
-        plain = ReceiveRequest(GROUP, queues or Q[:1], "earliest", count, 1 << 20, 30_000)
-        return msgspec.structs.replace(plain, **more)
-
-    async def receive(self, count: int = 10, queues: list[QueueRef] | None = None, **more: Any) -> ReceiveResult:
-        return await self.delivery.receive(self.request(count, queues, **more))
-
-    async def take(self, count: int = 10, **more: Any) -> Grant:
-        result = await self.receive(count, **more)
-        assert len(result.grants) == 1
-        return result.grants[0]
-
-    def waiting(
-        self, count: int = 10, queues: list[QueueRef] | None = None, **more: Any
-    ) -> asyncio.Task[ReceiveResult]:
-        return self.spawn(self.receive(count, queues, wait_ms=60_000, **more))
-
-    def spawn(self, coro: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        task = asyncio.get_running_loop().create_task(coro)
-        self.tasks.append(task)
-        return task
-
-    async def settle(
-        self, grant: Grant, action: Any = "ack", offsets: list[int] | None = None, **more: Any
-    ) -> list[str]:
-        buffer = grant.offsets if offsets is None else pa.py_buffer(np.array(offsets, np.int64))
-        one = Settle(grant.queue_id, grant.generation, grant.lease, action, buffer, **more)
-        result = await self.delivery.settle(SettleRequest(GROUP, [one], "flush", 1000))
-        return [SETTLE_STATUSES[status] for status in np.frombuffer(result.outcomes[0].statuses, np.uint8)]
-
-    async def lag(self, queue: QueueRef = Q[0]) -> QueueLag:
-        return (await self.delivery.lag(LagRequest(GROUP, [queue]))).queues[0]
-
-    async def seek(self, to: int, seek_id: str = "s", **more: Any) -> tuple[int, int]:
-        request = SeekRequest(GROUP, [Q[0]], [to], seek_id, more.pop("dry_run", False), **more)
-        outcome = (await self.delivery.seek(request)).queues[0]
-        return outcome.from_offset, outcome.to_offset
-
-
-def offsets(grant: Grant) -> list[int]:
-    return np.frombuffer(grant.offsets, np.int64).tolist()
-
-
-def attempts(grant: Grant) -> list[int]:
-    return np.frombuffer(grant.attempts, np.uint32).tolist()
-
-
-def got(result: ReceiveResult) -> list[int]:
-    return [offset for grant in result.grants for offset in offsets(grant)]
-
-
-async def turns(count: int = 20) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)
-
-
-@pytest.fixture
-async def bench() -> Any:
-    one = Bench()
-    yield one
-    for task in one.tasks:
-        task.cancel()
-    await asyncio.gather(*one.tasks, return_exceptions=True)
-    one.delivery.close()
-    assert one.delivery.waiting == 0
 
 
 async def test_receive_ack_moves_the_cursor(bench: Bench) -> None:

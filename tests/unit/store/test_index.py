@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from millpond.store import index as idx
+from millpond.store.directory import FrameSpot, spots_of
 from millpond.store.index import OpenIndex
 
 
@@ -94,3 +95,34 @@ def test_damage_is_noticed(part: str) -> None:
     data[20 if part == "head" else tables + 3] ^= 1
     with pytest.raises(ValueError, match="damaged"):
         idx.decode_tables(idx.decode_head(bytes(data[: idx.HEAD_BYTES])), bytes(data[tables:]))
+
+
+@pytest.mark.parametrize(("queue", "offset", "most"), [(7, 100, 5), (7, 101, 3), (7, 101, 10), (5, 1, 1), (7, 104, 1)])
+def test_spots_are_those_of_the_entries(queue: int, offset: int, most: int) -> None:
+    """The frames of a stretch, found without a look at each message, are those that its entries name."""
+    index = some_index()
+    assert [FrameSpot(*spot) for spot in index.spots(queue, offset, most)] == spots_of(
+        index.entries(queue, offset, most), offset
+    )
+
+
+@pytest.mark.parametrize(("queue", "offset"), [(7, 99), (7, 105), (6, 0)])
+def test_an_offset_that_is_not_there_has_no_spot(queue: int, offset: int) -> None:
+    """Before, after and in an unknown queue: none."""
+    assert some_index().spots(queue, offset, 5) == []
+
+
+@pytest.mark.parametrize(
+    "counts", [[1], [2000], [600, 512, 513, 1], [1, 2, 700, 700], [513, 5000, 3, 3, 3], [512, 512]]
+)
+def test_large_frames_are_passed_over(counts: list[int]) -> None:
+    """Spots of entries are the same whether a frame is looked through or passed over in steps."""
+    entries = np.zeros(sum(counts), idx.ENTRY)
+    entries["position"] = np.repeat(np.arange(len(counts)) * 8 + 80, counts)
+    entries["length"] = np.repeat(np.array(counts) * 10, counts)
+    ends = (7 + np.cumsum(counts)).tolist()
+    expected = [
+        FrameSpot(80 + 8 * number, 10 * count, end - count, end)
+        for number, (count, end) in enumerate(zip(counts, ends, strict=True))
+    ]
+    assert spots_of(entries, 7) == expected

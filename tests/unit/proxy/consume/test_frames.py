@@ -85,3 +85,14 @@ def test_a_frame_at_another_position_takes_the_place(frame: Any) -> None:
     again = cache.open("a", msgspec.structs.replace(stored, position=stored.position + 8), 0)
     assert again is not first
     assert (len(cache), cache.bytes) == (1, size)
+
+
+@pytest.mark.parametrize("count", [64, 65, 1000, 1024])
+def test_columns_that_a_frame_does_not_have_are_null(frame: Any, count: int) -> None:
+    """Null columns that many frames have in common are as long as each of them, and written as such."""
+    batch = decode(frame(0, [b"x"] * count), 0)
+    batch.validate(full=True)
+    assert {name: batch[name].null_count for name in ("born_ts", "origin")} == {"born_ts": count, "origin": count}
+    written = pa.ipc.read_record_batch(batch.serialize(), batch.schema)
+    assert written.equals(batch)
+    assert written.nbytes <= batch.nbytes

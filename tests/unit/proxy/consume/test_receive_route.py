@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from millpond.core.errors import Unavailable
+from millpond.core.limits import RECEIPT_RANGES, RECEIVE_ROWS
 from millpond.metadata.client import GroupInfo
 from millpond.proxy.codec import answers
 from millpond.store.client import Claim, ReceiveResult
@@ -287,3 +288,32 @@ async def test_unknown_names(world: Any) -> None:
     for name in ("a..b", "a%2Fb", "%00", "x" * 128):
         status, body = await world.call("POST", f"/groups/{name}/messages/receive", json={})
         assert (status, body["code"]) == (400, "invalid_name")
+
+
+async def test_only_arrow_receives_may_have_very_many(world: Any) -> None:
+    """As Arrow up to RECEIVE_ROWS; as JSON and msgpack RECEIVE_MESSAGES, more is 400 naming the field."""
+    path = "/groups/g/messages/receive"
+    for media, most in ((answers.ARROW, RECEIVE_ROWS), (answers.JSON, 1_000), (answers.MSGPACK, 1_000)):
+        headers = {"Accept": media}
+        status, _ = await world.call("POST", path, json={"max_messages": most}, headers=headers)
+        assert (status, world.store.receives[-1].max_messages) == (200, most)
+        status, body = await world.call("POST", path, json={"max_messages": most + 1}, headers=headers)
+        problem = json.loads(body) if isinstance(body, bytes) else body
+        assert (status, problem["errors"][0]["field"]) == (400, "max_messages")
+
+
+async def test_no_receipt_has_more_ranges_than_may_be_settled(world: Any, frame: Any, granted: Any) -> None:
+    """A grant of many scattered rows has several receipts, in the order of the rows, each good for an ack."""
+    rows = list(range(0, 2 * (RECEIPT_RANGES + 10), 2))
+    stored = frame(0, [b"x"] * (rows[-1] + 1))
+    world.store.answers = [ReceiveResult([granted(rows, frames=[stored])])]
+    headers = {"Accept": answers.ARROW}
+    _, body = await world.call("POST", "/groups/g/messages/receive", json={"max_messages": 5000}, headers=headers)
+    table = pa.ipc.open_stream(body).read_all()
+    receipts = json.loads(table.schema.metadata[b"millpond"])["receipts"]
+    assert [row for one in receipts for row in map(int, one["rows"].split(","))] == rows
+    assert [one["rows"].count(",") + 1 for one in receipts] == [RECEIPT_RANGES, 10]
+    assert len({one["receipt"] for one in receipts}) == 1
+    acks = [{"receipt": one["receipt"], "rows": one["rows"]} for one in receipts]
+    status, _ = await world.call("POST", "/groups/g/messages/ack", json={"acks": acks})
+    assert status == 200

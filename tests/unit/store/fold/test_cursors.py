@@ -263,3 +263,39 @@ def test_snapshot_of_many_cursors(count: int) -> None:
     assert {key: state_of(one) for key, one in loaded.by_key.items()} == {
         key: state_of(one) for key, one in cursors.by_key.items()
     }
+
+
+def test_a_grant_and_the_ack_of_a_part_of_it_in_one_delta() -> None:
+    """Runs that overlap are looked at row by row: what was granted and not acked stays."""
+    cursors, second = Cursors(), Cursors()
+    cursor = cursors.open(GROUP, QUEUE, 0)
+    lease, _ = cursor.grant(np.arange(20), 10, 20)
+    cursor.settle_ranges(lease, 1, array([0, 5]), "ack", 0)
+    _carry_over(cursors, second)
+    assert second.by_key[3, 40].table.rows().offset.tolist() == list(range(5, 20))
+
+
+def test_rows_granted_again_keep_their_own_attempts() -> None:
+    """A run that is handed out again is not alike in every row."""
+    cursors, second = Cursors(), Cursors()
+    cursor = cursors.open(GROUP, QUEUE, 0)
+    for first in (0, 5):
+        cursor.grant(np.arange(first, 10), 10, 10)
+    cursor.take_delta()
+    cursor.grant(np.arange(10), 20, 10)
+    _carry_over(cursors, second)
+    assert second.by_key[3, 40].table.rows().attempt.tolist() == [2] * 5 + [3] * 5
+
+
+def test_whole_runs_are_one_run_each() -> None:
+    """Thousands of rows that were granted and acked alike take the room of two runs, whoever encodes them."""
+    cursors, second = Cursors(), Cursors()
+    cursor = cursors.open(GROUP, QUEUE, 0)
+    first, _ = cursor.grant(np.arange(10_000), 10, 10_000)
+    _carry_over(cursors, second)
+    cursor.grant(np.arange(10_000, 30_000), 20, 30_000)
+    cursor.settle_ranges(first, 1, array([0, 10_000]), "ack", 0)
+    payload, operations = cursors.take_deltas()
+    second.apply(payload, operations)
+    assert state_of(second.by_key[3, 40]) == state_of(cursor)
+    assert len(payload) < 200
