@@ -17,7 +17,6 @@ from millpond.store.closed_index import Added, ClosedIndexes, Ints, Slice, Table
 from millpond.store.disk import Disk
 from millpond.store.index import ENTRY, HAS_KEYS, OpenIndex
 
-
 _LARGE = 512  # rows of a frame that is passed over rather than looked through
 
 

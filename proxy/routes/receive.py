@@ -124,8 +124,8 @@ ROUTES = [
         path="/v1/topics/{topic}/groups/{group}/messages/receive",
         handler=receive,
         summary="Receive messages",
-        description="Leases up to `max_messages` (1,000; 32,768 as Arrow) to this consumer for `lease_ms`, waiting up to"
-        " `wait_ms` for the first. Each must be acked, nacked or extended before its lease ends, through any proxy.",
+        description="Leases up to `max_messages` (1,000; as Arrow 32,768) to this consumer for `lease_ms`, waiting up"
+        " to `wait_ms` for the first. Each must be acked, nacked or extended before its lease ends, through any proxy.",
         body={answers.JSON: ReceiveBody},
         answer={answers.JSON: ReceiveAnswer, answers.MSGPACK: ReceiveAnswer, answers.ARROW: None},
         scope="consume",
