@@ -127,6 +127,11 @@ async def spread(producers: list[Producer], setup: Setup, connection: Connection
 
 WORKS: dict[str, Compared] = {
     "batched produce, memory": Compared("messages/s", lambda ours: ours.batches("memory"), "one call a message"),
+    "batched produce, memory, bodies made": Compared(
+        "messages/s",
+        lambda ours: ours.batches("memory"),
+        "the peer's tool makes each body, ours takes them from a list",
+    ),
     "batched produce, flush": Compared("messages/s", lambda ours: ours.batches("flush"), "fsync before the answer"),
     "single requests, memory": Compared("requests/s", lambda ours: ours.singles("memory"), "HTTP, 64 connections"),
     "single requests, flush": Compared("requests/s", lambda ours: ours.singles("flush"), "HTTP, 64 connections"),
