@@ -165,6 +165,7 @@ LEASE_KEYS_SECONDS = 60  # the keys that sign lease tokens are asked for again: 
 LEASE_KEYS_RELOAD_SECONDS = 1  # .. for a token of an unknown key at most so often: forged ones cost no metadata calls
 TAG_EXPRESSION_TAGS = 100  # tags in one expression: bounds what is compared for each message
 RECEIPT_RANGES = 1_000  # ranges of rows in one receipt, and in one item of a settle call: a text of 10 KB
+QUEUE_LISTS = 10_000  # topics whose queues are kept in the form that a store asks for; some 100 bytes a queue
 TIER_WINDOW_OFFSETS = 100_000  # of a queue's manifest fetched at once: a few objects of usual size
 TIER_WINDOWS = 1_024  # queues whose window is remembered
 READ_STEPS = 64  # store and tier calls of one read: bounds a filtered scan

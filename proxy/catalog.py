@@ -142,6 +142,10 @@ class Catalog:
             del self._groups[key]
 
     # -- groups
+    def known_group(self, topic: TopicInfo, name: str) -> GroupInfo | None:
+        """The group when it is known and fresh."""
+        return self._groups.get((topic.topic_id, name)) if self.fresh else None
+
     async def group(
         self,
         topic: TopicInfo,
@@ -162,9 +166,13 @@ class Catalog:
                 raise Conflict("filter_differs", f"group {name!r} has the filter {known.filter_tag!r}")
             return known, False
         assert create is not None, "a group that is only looked for is found or raises"
-        made, created = await self._metadata.put_group(topic.topic_id, name, create, filter_tag, limits.UNSETTLED_ROWS)
+        key = ("make group", topic.topic_id, name, create, filter_tag)
+        first = key not in self._asking  # thousands of consumers may come at once: one of them makes it
+        made, created = await self._once(
+            key, lambda: self._metadata.put_group(topic.topic_id, name, create, filter_tag, limits.UNSETTLED_ROWS)
+        )
         self.put_group(made)
-        return made, created
+        return made, created and first
 
     async def _find_group(self, topic: TopicInfo, name: str, *, required: bool) -> GroupInfo | None:
         try:

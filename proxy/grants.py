@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from millpond.core.errors import Conflict, Internal, MillpondError
-from millpond.core.limits import CALL_MS, DAMAGED_AGAIN_MS
+from millpond.core.limits import CALL_MS, DAMAGED_AGAIN_MS, QUEUE_LISTS
 from millpond.metadata.client import GroupInfo, QueueInfo, TopicInfo
 from millpond.proxy import message_id, row_ranges
 from millpond.proxy.codec.answers import Rows
@@ -32,6 +32,7 @@ from millpond.store.client import (
     Grant,
     GroupRef,
     LeaseRequest,
+    ParkedReceive,
     QueueRef,
     ReceiveRequest,
     ReceiveResult,
@@ -96,6 +97,35 @@ def group_ref(topic: TopicInfo, group: GroupInfo) -> GroupRef:
     return GroupRef(topic.tenant_id, topic.topic_id, group.group_id)
 
 
+class _Queues(NamedTuple):
+    """All queues of a topic as stores name them, and the store that has them all, if one has."""
+
+    topic: TopicInfo
+    refs: list[QueueRef]
+    store: str | None
+
+
+class QueuesOf:
+    """The same list again for the same topic: a store knows it by its identity. Bounded; the oldest go first."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, _Queues] = {}
+
+    def __call__(self, topic: TopicInfo) -> _Queues:
+        known = self._known.get(topic.topic_id)
+        if known is None or known.topic is not topic:
+            stores = {queue.spans[-1].store_group for queue in topic.queues}
+            store = stores.pop() if len(stores) == 1 else None
+            known = _Queues(topic, [queue_ref(topic, queue) for queue in topic.queues], store)
+            self._known[topic.topic_id] = known
+            if len(self._known) > QUEUE_LISTS:
+                del self._known[next(iter(self._known))]
+        return known
+
+
+_queues_of = QueuesOf()
+
+
 def queue_ref(topic: TopicInfo, queue: QueueInfo) -> QueueRef:
     return QueueRef(topic.tenant_id, topic.topic_id, queue.queue_id, queue.queue)
 
@@ -155,17 +185,35 @@ def offsets_of(grant: Grant) -> Offsets:
 class Receiver:
     """One call of `receive`, from asking to a `Delivery`; `held.release()` undoes it."""
 
-    def __init__(self, parts: Parts, wanted: Wanted) -> None:
+    def __init__(self, parts: Parts, wanted: Wanted, begun: float | None = None) -> None:
+        """`begun`: since when it waits, in monotonic seconds; from `run` on when it is None."""
         self._parts = parts
         self._wanted = wanted
+        self._begun = begun
+        self._parked: ParkedReceive | None = None
         self._group = group_ref(wanted.topic, wanted.group)
         self._queues = {queue.queue_id: queue for queue in wanted.topic.queues}
         self.held = Held(parts, self._group)
 
+    @property
+    def topic(self) -> TopicInfo:
+        return self._wanted.topic
+
+    def park(self) -> ParkedReceive | None:
+        """Where waiting is all that can be done now, and one store in this process has all the queues: wait there
+        without a task. `run` follows when it is woken."""
+        wanted = self._wanted
+        name = _queues_of(wanted.topic).store
+        store = None if name is None else self._parts.stores.parking(name)
+        if store is not None:
+            self._parked = store.park(self._request(wanted.topic.queues, wanted.max_messages, wanted.wait_ms))
+        return self._parked
+
     async def run(self) -> Delivery:
         """Messages, or none after `wait_ms`. Raises what kept every granted row from being had."""
         clock = self._parts.clock
-        deadline = clock.monotonic() + self._wanted.wait_ms / 1000
+        begun = clock.monotonic() if self._begun is None else self._begun
+        deadline = begun + self._wanted.wait_ms / 1000
         try:
             while True:
                 left_ms = max(0, round((deadline - clock.monotonic()) * 1000))
@@ -203,9 +251,10 @@ class Receiver:
 
     def _request(self, queues: Sequence[QueueInfo], room: int, wait_ms: int) -> ReceiveRequest:
         wanted = self._wanted
+        whole = len(queues) == len(wanted.topic.queues)
         return ReceiveRequest(
             group=self._group,
-            queues=[queue_ref(wanted.topic, queue) for queue in queues],
+            queues=_queues_of(wanted.topic).refs if whole else [queue_ref(wanted.topic, queue) for queue in queues],
             start=wanted.group.start,
             max_messages=room,
             max_bytes=wanted.max_bytes,
@@ -218,6 +267,9 @@ class Receiver:
 
     async def _ask(self, wait_ms: int) -> list[ReceiveResult]:
         """Grants of one store, or of several: in turn without waiting, then all at once until the first has some."""
+        parked, self._parked = self._parked, None
+        if parked is not None and parked.woken.result():
+            return [await parked.receive()]
         groups = by_store(self._wanted.topic.queues)
         room = self._wanted.max_messages
         if len(groups) == 1:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeGuard
 
 from millpond.core.clock import Clock, Random
 from millpond.core.config import ProxyConfig
 from millpond.core.errors import Unavailable
 from millpond.core.http.call import Call
 from millpond.metadata.client import MetadataClient, QueueInfo
-from millpond.store.client import StoreClient
+from millpond.store.client import Parks, StoreClient
 
 if TYPE_CHECKING:
     from millpond.core.tier.objects import ObjectStore
@@ -45,6 +45,23 @@ class Stores:
         if client is None:
             raise Unavailable("store_unavailable", f"no store of group {name!r} is known")
         return client
+
+    def parking(self, name: str) -> Parks | None:
+        """That group's store when it is in this process."""
+        client = self.clients.get(name)
+        return client if client is not None and _parks(client) else None
+
+
+def _parks(client: StoreClient) -> TypeGuard[Parks]:
+    kind = type(client)
+    found = _kinds.get(kind)
+    if found is None:
+        found = _kinds[kind] = isinstance(client, Parks)
+    return found
+
+
+_kinds: dict[type[StoreClient], bool] = {}
+"""`isinstance` of a protocol costs microseconds: once for each kind of store."""
 
 
 @dataclass(frozen=True, slots=True)

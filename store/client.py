@@ -13,7 +13,8 @@ no answer ever shows anything above it.
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+import asyncio
+from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
 import pyarrow as pa
@@ -402,3 +403,34 @@ class StoreClient(Protocol):
     async def delete_group(self, group: GroupRef) -> None: ...
 
     async def status(self) -> StoreStatus: ...
+
+
+class ParkedReceive(Protocol):
+    """A receive that waits without a task. `woken` ends with True when it may be served (then `receive` or `leave` must
+    follow), with False when its time is over, or with the error that it ends with."""
+
+    @property
+    def woken(self) -> asyncio.Future[bool]: ...
+
+    @property
+    def full(self) -> bool:
+        """Its group holds more than it may: why there is nothing."""
+        ...
+
+    async def receive(self) -> ReceiveResult:
+        """Once, after it was woken: as `StoreClient.receive`."""
+        ...
+
+    def leave(self) -> None:
+        """Nobody wants the answer any more."""
+        ...
+
+
+@runtime_checkable
+class Parks(Protocol):
+    """What a store in the same process can do besides."""
+
+    def park(self, request: ReceiveRequest) -> ParkedReceive | None:
+        """None unless all that this receive can do now is wait. It knows a list of queues that it has seen before by
+        its identity."""
+        ...

@@ -44,6 +44,7 @@ from millpond.store.fold.cursors import ALREADY, OK, UNKNOWN, VOID, Cursors, Las
 from millpond.store.fold.operations import Ints
 from millpond.store.groups import Groups, first_number
 from millpond.store.handout import DeliveryLog, Drawn, Handout
+from millpond.store.parked import Parked, Woken
 from millpond.store.places import DueTimes, Group, OpenClaim, Place
 from millpond.store.waiters import Waiter, WaiterCount
 
@@ -74,6 +75,7 @@ class Delivery:
 
     def close(self) -> None:
         """All waiting receives end with Unavailable(shutting_down)."""
+        self._waiting.ends.close()
         if self._timer is not None:
             self._timer[1].cancel()
             self._timer = None
@@ -138,21 +140,63 @@ class Delivery:
         group, created = self._groups.of_request(request)
         handout = self._handout(group, request)
         repeated = self.attempts.repeated(request)
+        if not repeated:
+            return await self._served(group, request, handout, self._fill(group, request, handout), created)
+        handout.drawn = repeated
         try:
-            if repeated:
-                handout.drawn = repeated
-            else:
-                await self._fill(group, request, handout)
+            return await self._answer(group, request, handout, created)
+        finally:
+            group.pass_on()
+
+    async def _served(
+        self, group: Group, request: ReceiveRequest, handout: Handout, filled: Awaitable[None], created: bool
+    ) -> ReceiveResult:
+        """The answer once the handout is `filled`; what it has is released when nobody takes it."""
+        try:
+            await filled
             result = await self._answer(group, request, handout, created)
         except BaseException:
-            if not repeated:
-                self._release(handout)
+            self._release(handout)
             raise
         finally:
             group.pass_on()
-        if request.attempt_id is not None and handout.drawn and not repeated:
+        if request.attempt_id is not None and handout.drawn:
             self.attempts.remember(request.group.group_id, request.attempt_id, handout.drawn)
         return result
+
+    def park(self, request: ReceiveRequest) -> Parked | None:
+        """The receive as one that waits without a task, when waiting is all it can do now; None: `receive` it.
+
+        Raises nothing, and changes nothing when it is None.
+        """
+        group = self._groups.get(request.group.group_id)
+        if group is None or group.checked is not request.queues or len(group.places) != len(request.queues):
+            return None
+        if not request.wait_ms or group.ready or group.full or self._waiting.full:
+            return None
+        now = self._now_ms()
+        if self._due.earliest <= now or self.attempts.repeated(request):
+            return None
+        group.waited_ms = now
+        self._waiting.enter()
+        return Parked(group, request, self._resume, self._waiting.leave)
+
+    async def _resume(self, parked: Parked) -> ReceiveResult:
+        """Serve one that was woken; when others were faster it goes back to its place in the line."""
+        handout = self._handout(parked.group, parked.request)
+        filled = self._fill_woken(parked, handout)
+        return await self._served(parked.group, parked.request, handout, filled, created=False)
+
+    async def _fill_woken(self, parked: Parked, handout: Handout) -> None:
+        group, request = parked.group, parked.request
+        try:
+            if self._groups.get(group.ref.group_id) is not group:
+                raise _group_gone(group.ref)
+            await self._draw(group, handout, None)
+        finally:
+            group.waiters.done()
+        if handout.empty and not group.is_full(None):
+            await self._wait(group, request, handout, None, Woken(parked.waiter, parked.deadline))
 
     def _handout(self, group: Group, request: ReceiveRequest) -> Handout:
         half, odd = divmod(request.max_messages, 2)
@@ -181,12 +225,18 @@ class Delivery:
                 self._waiting.leave()
 
     async def _wait(
-        self, group: Group, request: ReceiveRequest, handout: Handout, wanted: frozenset[int] | None
+        self,
+        group: Group,
+        request: ReceiveRequest,
+        handout: Handout,
+        wanted: frozenset[int] | None,
+        before: Woken | None = None,
     ) -> None:
+        """`before`: it has waited, and was woken for nothing."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + request.wait_ms / 1000
-        waiter = Waiter(wanted)
-        woken_before = False
+        deadline = before.deadline if before is not None else loop.time() + request.wait_ms / 1000
+        waiter = before.waiter if before is not None else Waiter(wanted)
+        woken_before = before is not None
         while handout.empty and not group.is_full(wanted) and loop.time() < deadline:
             if self._groups.get(group.ref.group_id) is not group:
                 raise _group_gone(group.ref)

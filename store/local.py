@@ -7,7 +7,7 @@ which end with it), deadlines hold, errors are `MillpondError`s. Only the launch
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,6 +26,7 @@ from millpond.store.client import (
     LagRequest,
     LagResult,
     LeaseRequest,
+    ParkedReceive,
     ProducerState,
     QueueEnds,
     ReadRequest,
@@ -44,6 +45,7 @@ from millpond.store.client import (
 from millpond.store.disk import SystemDisk
 from millpond.store.engine import Engine
 from millpond.store.fold import operations as ops
+from millpond.store.parked import Parked
 
 T = TypeVar("T")
 
@@ -100,6 +102,12 @@ class LocalStore:
 
     async def receive(self, request: ReceiveRequest) -> ReceiveResult:
         return await self._bounded(self.engine.delivery.receive(request), request.wait_ms + CALL_MS)
+
+    def park(self, request: ReceiveRequest) -> ParkedReceive | None:
+        if self.engine.failed.done() or not self.engine.serving:
+            return None
+        parked = self.engine.delivery.park(request)
+        return None if parked is None else _LocalParked(parked, self._bounded)
 
     async def lease(self, request: LeaseRequest) -> Grant:
         return await self._accepted(self.engine.delivery.lease(request), CALL_MS)
@@ -187,3 +195,26 @@ class LocalStore:
                 return await call
         except TimeoutError:
             raise Unavailable("deadline_exceeded", "the store did not answer in time") from None
+
+
+class _LocalParked:
+    """`Parked`, served within the time that any receive has."""
+
+    __slots__ = ("_bounded", "_parked", "woken")
+
+    def __init__(
+        self, parked: Parked, bounded: Callable[[Coroutine[Any, Any, ReceiveResult], int], Awaitable[ReceiveResult]]
+    ) -> None:
+        self._parked = parked
+        self._bounded = bounded
+        self.woken = parked.woken
+
+    @property
+    def full(self) -> bool:
+        return self._parked.full
+
+    async def receive(self) -> ReceiveResult:
+        return await self._bounded(self._parked.receive(), self._parked.request.wait_ms + CALL_MS)
+
+    def leave(self) -> None:
+        self._parked.leave()

@@ -31,6 +31,7 @@ from millpond.core.http.problem import problem_bytes, problem_headers, problem_r
 from millpond.core.http.prompt import PROMPT_BYTES, Prompt
 from millpond.core.http.routing import Found
 from millpond.core.http.straight import STRAIGHT_BYTES, STRAIGHT_BYTES_AT_ONCE, STRAIGHT_BYTES_MOST, StraightBody
+from millpond.core.http.wire import Buffer
 
 STALL_SECONDS = 30.0  # an answer of which the client takes nothing for so long is given up
 LINGER_SECONDS = 2.0  # a refused body is read and thrown away so long, so that the client sees the answer
@@ -61,8 +62,12 @@ class Prompts(Protocol):
 
     def begin(self, found: Found, message: RawRequestMessage, body: bytes) -> Prompt | None: ...
 
-    def answer(self, prompt: Prompt, future: asyncio.Future[Any]) -> bytes:
+    def answer(self, prompt: Prompt, future: asyncio.Future[Any]) -> list[Buffer]:
         """The whole answer, status line included."""
+        ...
+
+    def left(self) -> None:
+        """The client of a request under way has gone: it is not answered."""
         ...
 
 
@@ -96,38 +101,45 @@ class Connection(web.RequestHandler):
         self._straight: StraightBody | None = None
         self._at_hand: tuple[StreamReader, bytes] | None = None
         self._prompts = prompts
-        self._prompting = False  # the answer to a request is under way without a task
+        self._prompting: Prompt | None = None  # the answer to a request is under way without a task
         self._held = b""  # what came meanwhile
         self.long_head = False
         self.waiting: asyncio.Task[object] | None = None
 
     def connection_lost(self, exc: BaseException | None) -> None:
         super().connection_lost(exc)
+        self.end_waiting()
+
+    def end_waiting(self) -> None:
+        """Cancel the long poll that waits here, if one does."""
         if self.waiting is not None:
             self.waiting.cancel()
+        if self._prompting is not None and self._prompting.waits:
+            self._prompting.future.cancel()
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
             self._refuse()
             return
-        if self._prompting:
+        if self._prompting is not None:
             self._hold(data)
             return
         waiter = self._waiter
-        if data and waiter is not None and not waiter.done():  # without data, a body that is being read calls
+        idle = not self._messages and self._current_request is None if waiter is None else not waiter.done()
+        if data and idle:  # without data, a body that is being read calls
             self._waiter = None  # aiohttp's task is not woken where a prompt answer spares it
             super().data_received(data)
-            self._waiter = waiter
-            if self._messages and not self._go_promptly(data):
+            self._waiter = waiter  # None: the task has not begun, and will look for messages first
+            if self._messages and not self._go_promptly(data) and waiter is not None:
                 waiter.set_result(None)
         else:
             super().data_received(data)
         if data and self._messages and not self._messages[-1][1].is_eof():
             self._go_straight()
         waiter = self._waiter
-        awaited = waiter is not None and not waiter.done() and not self._prompting
+        awaited = waiter is not None and not waiter.done() and self._prompting is None
         # the first bytes may come before aiohttp's own task has begun to wait for a request
-        self._begun = self._begun or awaited or bool(self._messages) or self._prompting
+        self._begun = self._begun or awaited or bool(self._messages) or self._prompting is not None
         if awaited or not self._begun:
             if data:
                 self._head_goes_on(len(data))
@@ -170,17 +182,28 @@ class Connection(web.RequestHandler):
         self._next_keepalive_close_time = self._loop.time() + self._bounds.idle_seconds
         if self._keepalive_handle is None:
             self._keepalive_handle = self._loop.call_at(self._next_keepalive_close_time, self._process_keepalive)
-        self._prompting = True
+        self._prompting = prompt
         prompt.future.add_done_callback(partial(self._answer_promptly, prompt))
         return True
 
     def _answer_promptly(self, prompt: Prompt, future: asyncio.Future[Any]) -> None:
-        answer = self._prompts.answer(prompt, future)
-        self._prompting = False
+        self._prompting = None
         transport = self.transport
-        if transport is None or transport.is_closing():
+        gone = transport is None or transport.is_closing()
+        if gone and prompt.waits:
+            self._prompts.left()
+            if prompt.lost is not None and not future.cancelled() and future.exception() is None:
+                prompt.lost()
             return
-        transport.write(answer)
+        answer = self._prompts.answer(prompt, future)
+        if transport is None or gone:
+            return
+        if len(answer) == 1:
+            transport.write(answer[0])
+        else:
+            transport.writelines(answer)
+        if prompt.waits:
+            self._next_keepalive_close_time = self._loop.time() + self._bounds.idle_seconds
         if self._held:
             held, self._held = self._held, b""
             transport.resume_reading()

@@ -17,6 +17,7 @@ from typing import Any, Generic, NamedTuple, TypeAlias
 
 from millpond.core.errors import MillpondError
 from millpond.core.http.call import PartsT, Principal
+from millpond.core.http.wire import Buffer
 
 PROMPT_BYTES = 64 * 1024  # larger bodies are not read in one piece anyway
 
@@ -36,13 +37,20 @@ class PromptCall(Generic[PartsT]):
         self.principal = principal
 
 
+Encoded: TypeAlias = bytes | list[Buffer]
+"""A body, whole or in buffers that follow each other and are not copied."""
+
+
 class Prompt(NamedTuple):
     """Work under way. `encode` makes the body (of `media_type`, status 200) of the future's result, unless that is an
-    error."""
+    error. `waits`: a long poll, whose future is cancelled when the client goes away or the listener stops; other work
+    goes on. `lost` is called when there is a result and nobody to take it."""
 
     future: asyncio.Future[Any]
-    encode: Callable[[Any], bytes | MillpondError]
+    encode: Callable[[Any], Encoded | MillpondError]
     media_type: str
+    waits: bool = False
+    lost: Callable[[], None] | None = None
 
 
 PromptHandler: TypeAlias = Callable[[PromptCall[Any]], Prompt | None]

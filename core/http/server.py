@@ -34,9 +34,10 @@ from millpond.core.http.connection import (
     raw_problem,
 )
 from millpond.core.http.problem import problem_response
-from millpond.core.http.prompt import Prompt, PromptCall
+from millpond.core.http.prompt import Encoded, Prompt, PromptCall
 from millpond.core.http.routing import Found, Route, Router, Scope
 from millpond.core.http.whole import head
+from millpond.core.http.wire import Buffer
 from millpond.core.tasks import OnDeath, Tasks
 
 BACKLOG = 4_096  # connections the kernel holds until they are accepted
@@ -125,6 +126,7 @@ class HttpServer:
             self._listener.close()
             self._listener = None
         if self._server is not None:
+            self._server.end_waiting()
             await self._end_prompts(drain_seconds)
             await self._server.drain(drain_seconds)
         await self._tasks.close()
@@ -176,18 +178,23 @@ class HttpServer:
             self._prompting += 1
         return prompt
 
-    def answer(self, prompt: Prompt, future: asyncio.Future[Any]) -> bytes:
+    def answer(self, prompt: Prompt, future: asyncio.Future[Any]) -> list[Buffer]:
+        self.left()
+        answer = self._outcome(prompt, future)
+        if isinstance(answer, MillpondError):
+            self.requests[answer.status] += 1
+            return [raw_problem(answer, next(self._names), closes=self._draining)]
+        self.requests[200] += 1
+        if isinstance(answer, bytes):
+            return [head(prompt.media_type, len(answer), closes=self._draining) + answer]
+        return [head(prompt.media_type, sum(len(one) for one in answer), closes=self._draining), *answer]
+
+    def left(self) -> None:
         self._prompting -= 1
         if not self._prompting and self._prompted is not None:
             self._prompted.set()
-        answer = self._outcome(prompt, future)
-        if isinstance(answer, bytes):
-            self.requests[200] += 1
-            return head(prompt.media_type, len(answer), closes=self._draining) + answer
-        self.requests[answer.status] += 1
-        return raw_problem(answer, next(self._names), closes=self._draining)
 
-    def _outcome(self, prompt: Prompt, future: asyncio.Future[Any]) -> bytes | MillpondError:
+    def _outcome(self, prompt: Prompt, future: asyncio.Future[Any]) -> Encoded | MillpondError:
         if future.cancelled():
             return _shutting_down()
         try:
@@ -269,11 +276,12 @@ class _Server(web.Server):
             for connection in list(self._connections):
                 cast(Connection, connection).sweep(now)
 
-    async def drain(self, seconds: float) -> None:
+    def end_waiting(self) -> None:
         for connection in list(self._connections):
-            waiting = cast(Connection, connection).waiting
-            if waiting is not None:
-                waiting.cancel()
+            cast(Connection, connection).end_waiting()
+
+    async def drain(self, seconds: float) -> None:
+        self.end_waiting()
         self.pre_shutdown()
         await self.shutdown(seconds)
 

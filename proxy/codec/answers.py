@@ -17,6 +17,7 @@ import asyncio
 import base64
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import repeat
 from typing import Any, Literal
 
@@ -44,6 +45,8 @@ GATHERED_BYTES = 16 * KIB
 """Buffers below are copied together: a piece of its own costs the kernel about as much as copying so many bytes."""
 
 RECEIVE_SCHEMA = TIER_SCHEMA.append(pa.field("delivery_attempt", pa.int32(), nullable=False))
+
+NOTHINGS = 4_096  # empty answers that are kept: one for each topic and media type
 
 Form = Literal["json", "msgpack"]
 
@@ -98,6 +101,17 @@ async def encode(media_type: str, topic: str, rows: Sequence[Rows], beside: Mapp
     if media_type == MSGPACK:
         return [await _msgpack_map(topic, rows, beside)]
     return await _json_object(topic, rows, beside)
+
+
+@lru_cache(NOTHINGS)
+def nothing(media_type: str, topic: str) -> list[Buffer]:
+    """The answer of a receive that found none."""
+    beside: dict[str, Any] = {"receipts": []}
+    if media_type == ARROW:
+        return arrow_stream([], {"topic": topic, **beside})
+    if media_type == MSGPACK:
+        return [_msgpack.encode({"messages": [], **beside})]
+    return [_json.encode({"messages": [], **beside})]
 
 
 # -- Arrow ----------------------------------------------------------------------------------------------------

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Literal
 
 import msgspec
 from aiohttp import web
 
 from millpond.core.errors import BadRequest, Conflict
-from millpond.core.http.call import Input
+from millpond.core.http.call import Input, decode_json, media_type_of
+from millpond.core.http.prompt import Prompt, PromptCall
 from millpond.core.http.routing import Route
 from millpond.core.http.whole import pieces
 from millpond.core.limits import (
@@ -28,7 +30,10 @@ from millpond.proxy import tags
 from millpond.proxy.codec import answers
 from millpond.proxy.codec.answers import MessageOut
 from millpond.proxy.grants import Receipt, Receiver, Wanted
-from millpond.proxy.parts import ProxyCall
+from millpond.proxy.parts import Parts, ProxyCall
+from millpond.proxy.polls import Pieces, Poll
+
+_JSON_OR_NONE = {answers.JSON, ""}
 
 
 class TagSelection(Input, frozen=True):
@@ -71,6 +76,20 @@ def in_range(field: str, value: int, least: int, most: int) -> int:
 async def receive(call: ProxyCall) -> web.StreamResponse:
     media_type = call.accepts(*answers.MEDIA_TYPES)
     body = await call.json(ReceiveBody)
+    named = _checked(body, media_type)
+    topic = await call.parts.catalog.topic(call.principal.tenant, check_name("topic", call.params["topic"]))
+    group, created = await _group(call, topic, body, named)
+    receiver = Receiver(call.parts, _wanted(topic, group, body))
+    started = {"created": True, "start": group.start} if created else {}
+    encoded = await _serve(call.parts, media_type, started, receiver)
+    transport = call.request.transport
+    if transport is None or transport.is_closing():
+        await receiver.held.release()  # nobody is there to take it
+    return pieces(call.request, encoded, media_type)
+
+
+def _checked(body: ReceiveBody, media_type: str) -> tags.TagFilter | None:
+    """The filter that is named. Raises BadRequest naming the field."""
     most = RECEIVE_ROWS if media_type == answers.ARROW else RECEIVE_MESSAGES
     in_range("max_messages", body.max_messages, 1, most)
     in_range("wait_ms", body.wait_ms, 0, WAIT_MS)
@@ -79,30 +98,55 @@ async def receive(call: ProxyCall) -> web.StreamResponse:
     if body.attempt_id is not None:
         in_range("attempt_id", len(body.attempt_id), 1, NAME_CHARS)
         tags.encoded(body.attempt_id, "attempt_id")
-    named = None if body.filter is None else tags.parse(body.filter.tag)
-    topic = await call.parts.catalog.topic(call.principal.tenant, check_name("topic", call.params["topic"]))
-    group, created = await _group(call, topic, body, named)
-    wanted = Wanted(
+    return None if body.filter is None else tags.parse(body.filter.tag)
+
+
+def prompt(call: PromptCall[Parts]) -> Prompt | None:
+    """A receive of a group that is known. While it waits it has no task (`polls.py`)."""
+    parts, headers = call.parts, call.headers
+    accept = headers.get("Accept", answers.JSON)
+    media_type = answers.JSON if accept == "*/*" else accept
+    if media_type not in answers.MEDIA_TYPES or media_type_of(headers) not in _JSON_OR_NONE:
+        return None
+    if "Content-Encoding" in headers:
+        return None
+    topic = parts.catalog.known_topic(call.principal.tenant, call.params["topic"])
+    group = None if topic is None else parts.catalog.known_group(topic, call.params["group"])
+    if topic is None or group is None:
+        return None
+    body = decode_json(call.body or b"{}", ReceiveBody)
+    named = _checked(body, media_type)
+    if body.filter is not None and tags.parse(group.filter_tag) != named:
+        return None
+    receiver = Receiver(parts, _wanted(topic, group, body), parts.clock.monotonic())
+    poll = Poll(receiver, answers.nothing(media_type, topic.name), partial(_serve, parts, media_type, {}))
+    return Prompt(poll.future, _as_it_is, media_type, waits=True, lost=poll.lost)
+
+
+def _as_it_is(encoded: Pieces) -> Pieces:
+    return encoded
+
+
+def _wanted(topic: TopicInfo, group: GroupInfo, body: ReceiveBody) -> Wanted:
+    return Wanted(
         topic, group, tags.parse(group.filter_tag), body.max_messages, body.max_bytes, body.wait_ms, body.lease_ms,
         body.attempt_id,
     )  # fmt: skip
-    receiver = Receiver(call.parts, wanted)
+
+
+async def _serve(parts: Parts, media_type: str, started: dict[str, Any], receiver: Receiver) -> Pieces:
+    """Run it, and encode what it got. What cannot be encoded, or is not wanted meanwhile, is handed back."""
     delivery = await receiver.run()
-    beside: dict[str, Any] = {"receipts": delivery.receipts}
+    beside: dict[str, Any] = {"receipts": delivery.receipts, **started}
     if delivery.reason is not None:
         beside["reason"] = delivery.reason
-    if created:
-        beside |= {"created": True, "start": group.start}
     try:
-        encoded = await answers.encode(media_type, topic.name, delivery.rows, beside)
+        encoded = await answers.encode(media_type, receiver.topic.name, delivery.rows, beside)
     except BaseException:
         await receiver.held.release()
         raise
-    transport = call.request.transport
-    if transport is None or transport.is_closing():
-        await receiver.held.release()  # nobody is there to take it
-    call.parts.counters.add("received_messages_total", delivery.count)
-    return pieces(call.request, encoded, media_type)
+    parts.counters.add("received_messages_total", delivery.count)
+    return encoded
 
 
 async def _group(
@@ -130,6 +174,7 @@ ROUTES = [
         answer={answers.JSON: ReceiveAnswer, answers.MSGPACK: ReceiveAnswer, answers.ARROW: None},
         scope="consume",
         waits=True,
+        prompt=prompt,
         tag="consume",
     )
 ]

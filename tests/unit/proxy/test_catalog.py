@@ -80,6 +80,7 @@ class FakeMetadata:
 
     async def put_group(self, topic_id: int, name: str, start: str, filter_tag: str | None, most: int) -> Any:
         self._ask(f"put_group {name}")
+        await asyncio.sleep(0)
         self.groups[name] = group(filter_tag=filter_tag)
         return self.groups[name], True
 
@@ -186,6 +187,22 @@ async def test_a_group_is_made_when_asked_to(world: World) -> None:
         await world.catalog.group(orders, "g")
     assert (await world.catalog.group(orders, "g", "earliest"))[1] is True
     assert (await world.catalog.group(orders, "g", "earliest"))[1] is False
+
+
+async def test_a_group_that_many_want_at_once_is_made_once(world: World) -> None:
+    """A thousand first receives are one question and one creation; one of them has made it."""
+    orders = await world.catalog.topic("default", "orders")
+    made = await asyncio.gather(*(world.catalog.group(orders, "g", "earliest") for _ in range(1_000)))
+    assert [created for _, created in made].count(True) == 1
+    assert world.metadata.asked.count("group g") == world.metadata.asked.count("put_group g") == 1
+
+
+async def test_groups_wanted_with_other_filters_are_made_each(world: World) -> None:
+    """Only equal creations share an answer: each other one is for metadata to judge."""
+    orders = await world.catalog.topic("default", "orders")
+    filters = ["a", "a", "b", None]
+    await asyncio.gather(*(world.catalog.group(orders, "g", "latest", tag) for tag in filters))
+    assert world.metadata.asked.count("put_group g") == 3
 
 
 async def test_another_filter_is_a_conflict(world: World) -> None:

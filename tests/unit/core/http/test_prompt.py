@@ -11,7 +11,7 @@ from aiohttp import web
 from millpond.core.errors import BadRequest, MillpondError, Unavailable
 from millpond.core.http.call import Call, Principal
 from millpond.core.http.connection import Bounds
-from millpond.core.http.prompt import Prompt, PromptCall
+from millpond.core.http.prompt import Encoded, Prompt, PromptCall
 from millpond.core.http.routing import Route
 from millpond.core.http.server import HttpServer
 
@@ -21,7 +21,9 @@ from .conftest import OpenGate, Raw, Serve, until
 class Desk:
     """A route whose prompt answers wait until they are let go; the usual way says so in its answer."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, waits: bool = False) -> None:
+        self.waits = waits
+        self.lost = 0
         self.waiting: list[asyncio.Future[object]] = []
 
     def prompt(self, call: PromptCall[None]) -> Prompt | None:
@@ -33,10 +35,13 @@ class Desk:
             raise ZeroDivisionError
         future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
         self.waiting.append(future)
-        return Prompt(future, self._encode, "text/plain")
+        return Prompt(future, self._encode, "text/plain", self.waits, self._lose)
 
-    def _encode(self, result: object) -> bytes | MillpondError:
-        if isinstance(result, MillpondError):
+    def _lose(self) -> None:
+        self.lost += 1
+
+    def _encode(self, result: object) -> Encoded | MillpondError:
+        if isinstance(result, MillpondError | list):
             return result
         assert isinstance(result, bytes), "a bug"
         return b"prompt " + result
@@ -224,4 +229,81 @@ async def test_who_may_not_call_is_told_the_usual_way(serve: Serve) -> None:
     for _ in range(2):
         await raw.send(post(b"1"))
         assert (await raw.answer())[2] == b"usual 1"
+    await raw.close()
+
+
+async def test_the_first_request_of_a_connection_is_prompt(serve: Serve) -> None:
+    """Also when it is there before aiohttp's own task has begun to wait for one; and what follows is answered."""
+    desk = Desk()
+    server = await serve([desk.route])
+    for _ in range(5):
+        raw = await Raw.open(server)
+        await raw.send(post(b"1"))
+        await until(lambda: bool(desk.waiting))
+        desk.waiting.pop().set_result(b"one")
+        assert (await raw.answer())[2] == b"prompt one"
+        await raw.send(post(b"usual"))
+        assert (await raw.answer())[2] == b"usual usual"
+        await raw.close()
+
+
+async def test_buffers_are_sent_as_they_are(serve: Serve) -> None:
+    """A body in several buffers arrives whole."""
+    desk = Desk()
+    _, raw = await _asked(serve, desk, b"1")
+    await until(lambda: bool(desk.waiting))
+    desk.waiting[0].set_result([b"a" * 100_000, memoryview(b"b"), b""])
+    assert (await raw.answer())[2] == b"a" * 100_000 + b"b"
+    await raw.close()
+
+
+async def test_a_long_poll_ends_with_its_client(serve: Serve) -> None:
+    """Its work is cancelled and it counts as no answer."""
+    desk = Desk(waits=True)
+    server, raw = await _asked(serve, desk, b"1")
+    await until(lambda: bool(desk.waiting))
+    await raw.close()
+    await until(desk.waiting[0].cancelled)
+    await until(lambda: server.connections == 0)
+    assert (dict(server.requests), desk.lost) == ({200: 1}, 0)
+    await server.stop(5)
+
+
+async def test_an_answer_that_nobody_takes_is_lost(serve: Serve) -> None:
+    """The result of a long poll that comes when the connection is closing is given back."""
+    desk = Desk(waits=True)
+    server, raw = await _asked(serve, desk, b"1")
+    await until(lambda: bool(desk.waiting))
+    desk.waiting[0].add_done_callback(lambda _: None)
+    for connection in server._server._connections:  # type: ignore[union-attr]
+        connection.transport.close()  # type: ignore[union-attr]
+    desk.waiting[0].set_result(b"one")
+    await until(lambda: desk.lost == 1)
+    await raw.close()
+
+
+async def test_a_server_that_stops_ends_long_polls(serve: Serve) -> None:
+    """At once, with 503, and without waiting for its time to drain."""
+    desk = Desk(waits=True)
+    server, raw = await _asked(serve, desk, b"1")
+    await until(lambda: bool(desk.waiting))
+    async with asyncio.timeout(5):
+        stopping = asyncio.create_task(server.stop(3_600))
+        status, headers, body = await raw.answer()
+        assert (status, json.loads(body)["code"], headers["connection"]) == (503, "shutting_down", "close")
+        await raw.close()
+        await stopping
+
+
+async def test_the_idle_time_of_a_long_poll_begins_with_its_answer(serve: Serve) -> None:
+    """The wait does not count."""
+    desk = Desk(waits=True)
+    raw = await Raw.open(await serve([desk.route], Bounds(idle_seconds=0.3)))
+    for _ in range(2):
+        await raw.send(post(b"1"))
+        await until(lambda: bool(desk.waiting))
+        await asyncio.sleep(0.2)
+        desk.waiting.pop().set_result(b"one")
+        assert (await raw.answer())[2] == b"prompt one"
+        await asyncio.sleep(0.2)
     await raw.close()

@@ -388,6 +388,13 @@ class Catalog:
     def __init__(self, world: World) -> None:
         self._world = world
         self.group = world.group
+        self.prompt = True  # False: nothing is known without asking, so every receive goes the usual way
+
+    def known_topic(self, tenant: str, name: str) -> TopicInfo | None:
+        return self._world.topic if name == "t" and self.prompt else None
+
+    def known_group(self, topic: TopicInfo, name: str) -> GroupInfo | None:
+        return self._world.groups.get(name)
 
     async def topic(self, tenant: str, name: str) -> TopicInfo:
         if name != "t":
@@ -412,9 +419,11 @@ async def _running(world: World) -> AsyncIterator[World]:
     await world.server.stop(0.1)
 
 
-@pytest.fixture
-async def world() -> AsyncIterator[World]:
+@pytest.fixture(params=["prompt", "usual"])
+async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
+    """Both ways that a receive may take."""
     async for one in _running(World()):
+        one.parts.catalog.prompt = request.param == "prompt"
         yield one
 
 

@@ -1,0 +1,101 @@
+"""A receive that has no task of its own while it waits: `Poll`, what `prompt` of `routes/receive.py` begins.
+
+    park -> the time is over -> nothing
+         -> woken -> task: run the receiver, encode -> the answer
+    or, when there may be something at once, the task from the beginning
+
+Its future is the answer to come: buffers that follow each other. Cancelled, it hands back whatever was leased.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias
+
+from millpond.core.http.wire import Buffer
+from millpond.proxy.grants import Receiver
+
+Pieces: TypeAlias = list[Buffer]
+_log = logging.getLogger("millpond.proxy")
+
+
+class Poll:
+    """`future`: the answer, or the error that it ends with."""
+
+    def __init__(self, receiver: Receiver, nothing: Pieces, serve: Callable[[Receiver], Awaitable[Pieces]]) -> None:
+        """`nothing`: the answer that says so; `serve` runs the receiver and encodes what it got."""
+        self._receiver = receiver
+        self._nothing = nothing
+        self._serve = serve
+        self._loop = asyncio.get_running_loop()
+        self._task: asyncio.Task[None] | None = None
+        self._parked = receiver.park()
+        self.future: asyncio.Future[Pieces] = self._loop.create_future()
+        self.future.add_done_callback(self._done)
+        if self._parked is None:
+            self._begin()
+        else:
+            self._parked.woken.add_done_callback(self._woken)
+
+    def _woken(self, woken: asyncio.Future[bool]) -> None:
+        if woken.cancelled():
+            self.future.cancel()
+        elif (error := woken.exception()) is not None:
+            if not self.future.done():
+                self.future.set_exception(error)
+        elif self.future.done():
+            self._left()
+        elif woken.result() or (self._parked is not None and self._parked.full):
+            self._begin()
+        else:
+            self.future.set_result(self._nothing)
+
+    def _begin(self) -> None:
+        self._task = self._loop.create_task(self._run(), name="receive")
+        self._task.add_done_callback(self._ran)
+
+    async def _run(self) -> None:
+        try:
+            answer = await self._serve(self._receiver)
+        except Exception as error:  # noqa: BLE001 - whoever waits for the future is told
+            if not self.future.done():
+                self.future.set_exception(error)
+            return
+        if self.future.done():
+            await self._receiver.held.release()
+        else:
+            self.future.set_result(answer)
+
+    def _ran(self, task: asyncio.Task[None]) -> None:
+        self._left()  # should it have been cancelled before its first step
+        self.future.cancel()
+        if not task.cancelled():
+            task.exception()
+
+    def _done(self, future: asyncio.Future[Pieces]) -> None:
+        if future.cancelled():
+            if self._task is not None:
+                self._task.cancel()
+            else:
+                self._left()
+
+    def _left(self) -> None:
+        if self._parked is not None:
+            self._parked.leave()
+
+    def lost(self) -> None:
+        """There is an answer, and nobody to take it."""
+        task = self._loop.create_task(self._receiver.held.release(), name="release of leases")
+        _releases.add(task)
+        task.add_done_callback(_released)
+
+
+_releases: set[asyncio.Task[None]] = set()
+
+
+def _released(task: asyncio.Task[None]) -> None:
+    _releases.discard(task)
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _log.error("leases were not handed back, they end by themselves", exc_info=error)

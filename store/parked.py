@@ -1,0 +1,86 @@
+"""A receive that waits without a task of its own: `Parked`.
+
+Most long polls find nothing, are told so, and come again. A task each, and what it holds, would be most of what they
+cost. So one that can do nothing but wait is a place in its group's line and a timer; only when it is woken is there
+something to run (`receive`).
+
+    lie down -> woken False: the time is over -> answered with nothing
+             -> woken True -> receive() -> an answer
+             -> leave()
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
+from millpond.store.client import ReceiveRequest, ReceiveResult
+from millpond.store.places import Group
+from millpond.store.waiters import Waiter, was_woken
+
+
+class Woken(NamedTuple):
+    """Who waited until now, and until when it may, in the loop's seconds."""
+
+    waiter: Waiter
+    deadline: float
+
+
+class Parked:
+    """As `store.client.ParkedReceive` says. It counts as waiting until it is served, or leaves."""
+
+    __slots__ = ("_counted", "_leave", "_resume", "_resumed", "deadline", "group", "request", "waiter", "woken")
+
+    def __init__(
+        self,
+        group: Group,
+        request: ReceiveRequest,
+        resume: Callable[[Parked], Awaitable[ReceiveResult]],
+        leave: Callable[[], None],
+    ) -> None:
+        """`leave` is called once, when it no longer waits."""
+        seconds = request.wait_ms / 1000
+        self.group = group
+        self.request = request
+        self.deadline = asyncio.get_running_loop().time() + seconds
+        self.waiter = Waiter(None)
+        self._resume = resume
+        self._leave = leave
+        self._resumed = False
+        self._counted = True
+        self.woken = group.waiters.lie_down(self.waiter, seconds)
+        self.woken.add_done_callback(self._rose)
+
+    def _rose(self, woken: asyncio.Future[bool]) -> None:
+        if not was_woken(woken):
+            self._no_longer()
+
+    def _no_longer(self) -> None:
+        if self._counted:
+            self._counted = False
+            self._leave()
+
+    @property
+    def full(self) -> bool:
+        return bool(self.group.full)
+
+    async def receive(self) -> ReceiveResult:
+        assert was_woken(self.woken) and not self._resumed, "a receive is served once, after it was woken"
+        self._resumed = True
+        try:
+            return await self._resume(self)
+        finally:
+            self._no_longer()
+
+    def leave(self) -> None:
+        """Nobody wants the answer any more. To one that is being served it does nothing: that is cancelled."""
+        if self._resumed:
+            return
+        if was_woken(self.woken):
+            self._resumed = True
+            self._no_longer()
+            self.group.waiters.done()
+            self.group.pass_on()
+        else:
+            self.woken.cancel()

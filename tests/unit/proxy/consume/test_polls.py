@@ -1,0 +1,130 @@
+"""A receive without a request's task: `Poll`, on a receiver and a parked wait that do what they are told."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from millpond.core.errors import NotFound
+from millpond.proxy.polls import Poll
+
+
+class Fake:
+    """Receiver, what it holds, and the wait that it parks; `gate`: serving waits for it."""
+
+    def __init__(self, *, parks: bool = True) -> None:
+        self.parks = parks
+        self.held = self
+        self.full = False
+        self.calls: list[str] = []
+        self.gate = asyncio.Event()
+        self.woken: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+    def park(self) -> Any:
+        return self if self.parks else None
+
+    def leave(self) -> None:
+        self.calls.append("left")
+
+    async def release(self) -> None:
+        self.calls.append("released")
+
+    async def serve(self, _receiver: Any) -> list[Any]:
+        self.calls.append("served")
+        await self.gate.wait()
+        return [b"answer"]
+
+    def poll(self) -> Poll:
+        receiver: Any = self
+        return Poll(receiver, [b"nothing"], self.serve)
+
+
+async def turns() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_a_wait_that_is_over_is_answered_without_a_task() -> None:
+    """With the answer that says so."""
+    fake = Fake()
+    poll = fake.poll()
+    fake.woken.set_result(False)
+    assert (await poll.future, fake.calls) == ([b"nothing"], [])
+
+
+async def test_one_that_is_woken_is_served() -> None:
+    """And what was parked is left in the end."""
+    fake = Fake()
+    poll = fake.poll()
+    fake.gate.set()
+    fake.woken.set_result(True)
+    assert await poll.future == [b"answer"]
+    await turns()
+    assert fake.calls == ["served", "left"]
+
+
+async def test_one_of_a_full_group_says_why() -> None:
+    """The usual receive knows the reason."""
+    fake = Fake()
+    fake.full = True
+    poll = fake.poll()
+    fake.gate.set()
+    fake.woken.set_result(False)
+    assert await poll.future == [b"answer"]
+
+
+async def test_what_need_not_wait_is_served_at_once() -> None:
+    """Without being woken."""
+    fake = Fake(parks=False)
+    fake.gate.set()
+    assert await fake.poll().future == [b"answer"]
+
+
+async def test_the_error_of_the_wait_is_that_of_the_poll() -> None:
+    """A group that is deleted."""
+    fake = Fake()
+    poll = fake.poll()
+    fake.woken.set_exception(NotFound("group_not_found", "gone"))
+    with pytest.raises(NotFound):
+        await poll.future
+
+
+@pytest.mark.parametrize("when", ["waits", "woken", "begun", "served"])
+async def test_a_client_that_goes(when: str) -> None:
+    """Whenever that is, what was parked is left, and nothing goes on."""
+    fake = Fake()
+    poll = fake.poll()
+    if when != "waits":
+        fake.woken.set_result(True)
+    if when == "begun":
+        await asyncio.sleep(0)  # the task is there and has not run
+    if when == "served":
+        await turns()
+    poll.future.cancel()
+    await turns()
+    fake.gate.set()
+    await turns()
+    assert set(fake.calls) == ({"served", "left"} if when in {"begun", "served"} else {"left"})
+
+
+async def test_an_answer_that_comes_too_late_is_handed_back() -> None:
+    """The client has gone in the very turn in which it is made."""
+    fake = Fake(parks=False)
+    poll = fake.poll()
+    fake.gate.set()
+    poll.future.cancel()
+    await turns()
+    assert fake.calls in (["served", "released"], [])
+
+
+async def test_an_answer_that_is_lost_is_handed_back() -> None:
+    """What was leased for it."""
+    fake = Fake(parks=False)
+    poll = fake.poll()
+    fake.gate.set()
+    await poll.future
+    poll.lost()
+    await turns()
+    assert fake.calls == ["served", "released"]
