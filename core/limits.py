@@ -51,6 +51,7 @@ TARGET_CHARS = 256  # .. longer ones are looked up each time
 PROXY_PROCESSES = 64  # behind one port: beyond some cores a store, not its proxies, is what is busy
 ANSWER_SLICE_BYTES = 256 * KIB  # JSON is encoded in slices of this, with a turn of the loop between
 ANSWER_COLUMN_BYTES = 2 * MIB  # .. or of this where whole columns are put together: 0.8 ms
+TURN_ROWS = 256  # a batch of so many costs 50 to 150 us at each step of its way out: the loop gets a turn behind it
 
 # -- store ------------------------------------------------------------------------------------------------
 SEGMENT_BYTES = 256 * MIB  # default; large enough that recycling is rare, small enough to recycle early

@@ -10,6 +10,7 @@ has it.
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from millpond.core.errors import BelowLocal, Internal, MillpondError
-from millpond.core.limits import READ_MESSAGES, READ_STEPS, RECEIVE_BYTES, SCAN_BYTES
+from millpond.core.limits import READ_MESSAGES, READ_STEPS, RECEIVE_BYTES, SCAN_BYTES, TURN_ROWS
 from millpond.core.schema import TIER_SCHEMA
 from millpond.core.tier.reader import TierReader
 from millpond.core.tier.rows import row_bytes
@@ -80,14 +81,15 @@ class _Taken:
             self.scanned_bytes += rows.nbytes
             rows = rows.filter(self.tag.mask(rows.column("tag")))
         keep = min(rows.num_rows, self.room_rows)
-        if rows.nbytes > self.room_bytes:
+        size = rows.nbytes  # looks at every column: asked for once
+        if size > self.room_bytes:
             sums = np.cumsum(row_bytes(pa.Table.from_batches([rows])))
             keep = min(keep, max(int(np.searchsorted(sums, self.room_bytes, "right")), 0 if self.batches else 1))
         if keep:
-            kept = rows.slice(0, keep)
+            kept = rows if keep == rows.num_rows else rows.slice(0, keep)
             self.batches.append(kept)
             self.room_rows -= keep
-            self.room_bytes -= kept.nbytes
+            self.room_bytes -= size if kept is rows else kept.nbytes
         if keep < rows.num_rows:
             self.full = True
             self.at = rows.column("offset")[keep].as_py()
@@ -136,6 +138,7 @@ class RangeReader:
                 taken.add(batch)
                 if taken.full:
                     break
+                await turn_behind(batch)
             else:
                 taken.at = max(taken.at, step.next_offset)
             # More than half full is full: what another step adds would end within a frame, which is read again for
@@ -229,7 +232,10 @@ class RangeReader:
             else:
                 _check_frames(queue, result, offset, dense=hashes is None)
                 group = queue.spans[-1].store_group
-                batches = [self.frames.open(group, one, queue.queue, keep=keep) for one in result.frames]
+                batches = []
+                for one in result.frames:
+                    batches.append(self.frames.open(group, one, queue.queue, keep=keep))
+                    await turn_behind(batches[-1])
                 return _Step(batches, result.next_offset, result.ends)
             if step is not None:
                 return step
@@ -273,6 +279,12 @@ class RangeReader:
                 queue=queue.queue, first=offset, end=piece.end, path=piece.obj.path,
             )  # fmt: skip
         return batch
+
+
+async def turn_behind(batch: pa.RecordBatch) -> None:
+    """Let others have the loop after a large batch; who reads a few messages does not wait."""
+    if batch.num_rows >= TURN_ROWS:
+        await asyncio.sleep(0)
 
 
 class _Chosen:

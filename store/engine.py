@@ -151,7 +151,7 @@ class Engine:
         recent = Recent(RECENT_BYTES)
         self.tail = Tail(self.log, self.directory, self.fold, self.time, recent, self._rolled)
         self.writer = Writer(self.log, self._gather, self._confirmed, self.time.now_ms)
-        self.reader = FrameReader(self.log, recent, self._quarantine)
+        self.reader = FrameReader(self.log, recent, self._quarantine, self.writer.awaiting)
         self.reads = Reads(self.fold.queues, self.directory, self.reader, self.lost, self.writer.hurry)
         self.delivery_log = EngineLog(self.tail, self.writer, self.directory, self.reader, self.reads)
         self.delivery = Delivery(self.delivery_log, self.fold.cursors, self.time.now_ms, self.writer.hurry)

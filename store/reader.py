@@ -29,6 +29,7 @@ from millpond.core.priority import yield_to_others
 from millpond.store.client import StoredFrame
 from millpond.store.commitlog import CommitLog, Segment
 from millpond.store.directory import FrameSpot
+from millpond.store.flushes import Flushes
 from millpond.store.recent import Recent
 
 INLINE_READ_BYTES = 256 * KIB  # copy and checksum of it take ~60 us
@@ -55,11 +56,15 @@ class DamagedFrame(Exception):
 
 
 class FrameReader:
-    def __init__(self, log: CommitLog, recent: Recent, quarantine: Callable[[int, int], None]) -> None:
-        """`quarantine(position, end)` is told of every damaged range."""
+    def __init__(
+        self, log: CommitLog, recent: Recent, quarantine: Callable[[int, int], None], flushes: Flushes
+    ) -> None:
+        """`quarantine(position, end)` is told of every damaged range. While `flushes` are awaited, the disk is read
+        gently."""
         self._log = log
         self._recent = recent
         self._quarantine = quarantine
+        self._flushes = flushes
         self._begun = Recent(BEGUN_BYTES)
         self._threads = ThreadPoolExecutor(2, "millpond-read")
         self._background = ThreadPoolExecutor(1, "millpond-seal-read", yield_to_others)
@@ -82,7 +87,8 @@ class FrameReader:
                 if cached is not None:
                     return cached
             threads = self._background if background else self._threads
-            frames = await asyncio.get_running_loop().run_in_executor(threads, self._load, extents)
+            gently = background or self._flushes.lately()
+            frames = await asyncio.get_running_loop().run_in_executor(threads, self._load, extents, gently)
         except DamagedFrame as error:
             if self._log.segment_of(error.position) is None:
                 raise BelowLocal(
@@ -150,10 +156,15 @@ class FrameReader:
             self._parse(extent, pa.py_buffer(data), frames)
         return frames
 
-    def _load(self, extents: list[Extent]) -> list[StoredFrame]:
+    def _load(self, extents: list[Extent], gently: bool) -> list[StoredFrame]:
         frames: list[StoredFrame] = []
         for extent in extents:
-            data = extent.segment.file.read_once(extent.position - extent.segment.base, extent.end - extent.position)
+            file, at = extent.segment.file, extent.position - extent.segment.base
+            if gently:
+                still = extent.segment is not self._log.segments[-1]
+                data = file.read_gently(at, extent.end - extent.position, self._flushes.stand_back, still)
+            else:
+                data = file.read_once(at, extent.end - extent.position)
             self._parse(extent, data, frames)
         return frames
 

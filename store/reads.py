@@ -21,10 +21,12 @@ from millpond.store.client import (
     TimeRequest,
     TimeResult,
 )
+from millpond.store.closed_index import Table
 from millpond.store.directory import Directory, FrameSpot, spots_of
 from millpond.store.fold.queues import Queues, QueueState
 from millpond.store.reader import FrameReader
 
+_ENTRIES_AT_ONCE = 4_096  # looked at in one go: about as many as a page of 1 KiB messages has
 _BORN_SCAN_BYTES = 4 * 1024 * 1024
 
 
@@ -117,24 +119,36 @@ class Reads:
     async def _choose(self, request: ReadRequest, ends: QueueEnds) -> tuple[list[FrameSpot], int]:
         """The frames this read gives, and the offset where the next one goes on."""
         most = min(ends.end_offset - request.offset, SCAN_ENTRIES if request.tag_hashes else request.max_messages)
-        entries = await self._directory.entries(request.queue_id, request.offset, most)
-        if not len(entries):
-            raise self.missing(request.queue_id, request.offset)
-        spots = spots_of(entries, request.offset)
-        if request.tag_hashes:
-            wanted = np.isin(entries["tag_hash"], np.array(request.tag_hashes, np.uint32))
-            kept = [spot for spot in spots if wanted[spot.first - request.offset : spot.end - request.offset].any()]
-        else:
-            kept = spots
+        step = most if request.tag_hashes else _ENTRIES_AT_ONCE
         chosen: list[FrameSpot] = []
         total_bytes = total = 0
-        for spot in kept:
-            if chosen and (total_bytes + spot.length > request.max_bytes or total >= request.max_messages):
-                return chosen, spot.first
-            chosen.append(spot)
-            total_bytes += spot.length
-            total += spot.end - spot.first
-        return chosen, request.offset + len(entries)
+        at, end = request.offset, request.offset + most
+        while at < end:
+            entries = await self._directory.entries(request.queue_id, at, min(end - at, step))
+            if not len(entries):
+                break
+            for spot in self._wanted(entries, at, request.tag_hashes):
+                if chosen and chosen[-1].position == spot.position:  # cut by the step
+                    chosen[-1] = chosen[-1]._replace(end=spot.end)
+                elif chosen and (total_bytes + spot.length > request.max_bytes or total >= request.max_messages):
+                    return chosen, spot.first
+                else:
+                    chosen.append(spot)
+                    total_bytes += spot.length
+                total += spot.end - spot.first
+            at += len(entries)
+        if at == request.offset:
+            raise self.missing(request.queue_id, request.offset)
+        return chosen, at
+
+    @staticmethod
+    def _wanted(entries: Table, offset: int, tag_hashes: list[int] | None) -> list[FrameSpot]:
+        """The frames behind `entries`, from `offset` on, that hold a message with one of the tags, if any is named."""
+        spots = spots_of(entries, offset)
+        if not tag_hashes:
+            return spots
+        wanted = np.isin(entries["tag_hash"], np.array(tag_hashes, np.uint32))
+        return [spot for spot in spots if wanted[spot.first - offset : spot.end - offset].any()]
 
     def missing(self, queue_id: int, offset: int) -> BelowLocal | Internal:
         """Why an offset between start and end has no entry: it is in the tier, or it is lost."""

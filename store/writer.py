@@ -20,7 +20,8 @@ from concurrent.futures import ThreadPoolExecutor
 from millpond.core.errors import Unavailable
 from millpond.core.frame import MARK
 from millpond.core.limits import KIB, MARK_IDLE_MS, MIB, UNFLUSHED_BYTES
-from millpond.store.commitlog import CommitLog, Draft
+from millpond.store.commitlog import CommitLog, Draft, Segment
+from millpond.store.flushes import Flushes
 
 INLINE_WRITE_BYTES = 128 * KIB  # a copy into the page cache of ~20 us: cheaper than waking a thread
 
@@ -88,6 +89,7 @@ class Writer:
         self._flushed_some = asyncio.Event()
         self._flush_awaited = asyncio.Event()
         self._hurried = 0  # position
+        self.awaiting = Flushes()
         self._gathered: asyncio.Future[int] | None = None
         self._written = Waiters()
         self._flushed = Waiters()
@@ -121,12 +123,14 @@ class Writer:
         """Until everything below `position` is on the disk. Raises Unavailable(unknown_outcome)."""
         self._check("unknown_outcome")
         if self._log.flushed < position:
+            self.awaiting.awaited()
             self._flush_awaited.set()
             await asyncio.shield(self._flushed.wait(position))
 
     def hurry(self) -> None:
         """Somebody waits to read what stands at the tail now: do not put its flush off."""
         self._hurried = self._log.tail
+        self.awaiting.awaited()
         self._flush_awaited.set()
 
     async def room(self, seconds: float) -> None:
@@ -188,7 +192,8 @@ class Writer:
                     end = log.written
                     started = loop.time()
                     segments = log.segments_between(log.flushed, end)
-                    await loop.run_in_executor(self._threads, log.sync, segments)
+                    self.awaiting.begin()
+                    await loop.run_in_executor(self._threads, self._sync, segments)
                     self.flushes += 1
                     self.flush_seconds += loop.time() - started
                     log.flushed = log.confirmed = end
@@ -199,6 +204,12 @@ class Writer:
         except OSError as error:
             self._fail(error)
             raise
+
+    def _sync(self, segments: list[Segment]) -> None:
+        try:
+            self._log.sync(segments)
+        finally:
+            self.awaiting.end()
 
     async def _pace(self) -> None:
         """Nobody waits for this flush (`memory` topics, no reader at their end): let a little more gather, so that

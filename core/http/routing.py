@@ -36,7 +36,8 @@ class Route:
     `statuses`: the successful ones. `scope`: what the credential must allow; "any": a credential of any scope;
     None: open to all. `waits`: a long poll; its handler is cancelled when the client goes away, all others
     (produce!) run to their end. `prompt`: answers some requests without a task of their own (`prompt.py`), and is None
-    for the others. `tag` groups calls in the documentation.
+    for the others. `bulk`: large answers to who reads as fast as it can, which make way for other requests (`bulk.py`).
+    `tag` groups calls in the documentation.
     """
 
     method: str
@@ -51,6 +52,7 @@ class Route:
     scope: Scope | None = None
     waits: bool = False
     prompt: PromptHandler | None = None
+    bulk: bool = False
     tag: str = ""
     hidden: bool = False  # left out of the documentation
 

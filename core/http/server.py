@@ -24,6 +24,7 @@ from aiohttp.http import RawRequestMessage
 
 from millpond.core.clock import Random
 from millpond.core.errors import Internal, MillpondError, RequestTimeout, StartupError, TooLarge, Unavailable
+from millpond.core.http.bulk import Bulk
 from millpond.core.http.call import Call, Principal
 from millpond.core.http.connection import (
     REFUSED_CONNECTIONS,
@@ -36,7 +37,7 @@ from millpond.core.http.connection import (
 from millpond.core.http.problem import problem_response
 from millpond.core.http.prompt import Encoded, Prompt, PromptCall
 from millpond.core.http.routing import Found, Route, Router, Scope
-from millpond.core.http.whole import head
+from millpond.core.http.whole import head, make_way
 from millpond.core.http.wire import Buffer
 from millpond.core.tasks import OnDeath, Tasks
 
@@ -86,6 +87,7 @@ class HttpServer:
         self._server: _Server | None = None
         self._listener: asyncio.Server | None = None
         self._draining = False
+        self._bulk = Bulk()
         self._prompting = 0
         self._prompted: asyncio.Event | None = None
         self.requests: Counter[int] = Counter()
@@ -140,7 +142,11 @@ class HttpServer:
             scope = route.scope
             principal = self._gate.known(request, scope) or await self._gate.admit(request, scope)
             call = Call(request, params, self._parts, principal, self._names.__next__, self._bounds.pace)
+            if not route.bulk:
+                self._bulk.other()
             response = await (self._wait(route, call) if route.waits else route.handler(call))
+            if route.bulk:
+                make_way(response, self._bulk)
         except MillpondError as error:
             response = self._refusal(request, error, call)
         except Exception as error:
@@ -176,6 +182,7 @@ class HttpServer:
             return None
         if prompt is not None:
             self._prompting += 1
+            self._bulk.other()
         return prompt
 
     def answer(self, prompt: Prompt, future: asyncio.Future[Any]) -> list[Buffer]:

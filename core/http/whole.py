@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from aiohttp import HttpVersion11, web
 from aiohttp.helpers import rfc822_formatted_time
 
+from millpond.core.http.bulk import Bulk, sliced
 from millpond.core.http.wire import Buffer
 
 JSON = "application/json"
@@ -75,14 +76,29 @@ class _Pieces(_Whole):
     def __init__(self, body: Sequence[Buffer], media_type: str) -> None:
         super().__init__(b"", media_type)
         self._pieces = body
+        self._bulk: Bulk | None = None
+
+    def make_way(self, bulk: Bulk) -> None:
+        self._bulk = bulk
 
     async def write_eof(self, data: bytes = b"") -> None:
         assert not data
-        transport = self._transport()
         pieces, self._pieces = self._pieces, ()
-        transport.writelines([self._head(sum(map(len, pieces))), *pieces])
-        del pieces  # what the socket has taken need not wait for the rest
+        whole = [self._head(sum(map(len, pieces))), *pieces]
+        slices = sliced(whole) if self._bulk is not None else iter((whole,))
+        del pieces, whole  # what the socket has taken need not wait for the rest
+        part = next(slices)
+        for following in slices:
+            assert self._bulk is not None
+            await self._bulk.write(partial(self._write, part))
+            part = following
+            await self._drain()
+        self._write(part)
+        del part
         await self._drain()
+
+    def _write(self, part: list[Buffer]) -> None:
+        self._transport().writelines(part)
 
 
 def head(media_type: str, length: int, *, closes: bool = False) -> bytes:
@@ -101,6 +117,12 @@ def whole(request: web.BaseRequest, body: bytes, media_type: str = JSON) -> web.
     if request.version == HttpVersion11 and request.method != "HEAD":
         return _Whole(body, media_type)
     return web.Response(body=body, headers={"Content-Type": media_type})
+
+
+def make_way(answer: web.StreamResponse, bulk: Bulk) -> None:
+    """Let `answer`, if it is one in pieces, go in slices between other requests."""
+    if isinstance(answer, _Pieces):
+        answer.make_way(bulk)
 
 
 def pieces(request: web.BaseRequest, body: Sequence[Buffer], media_type: str) -> web.StreamResponse:

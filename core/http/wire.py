@@ -28,6 +28,7 @@ from millpond.core import limits
 from millpond.core.clock import Clock
 from millpond.core.http.heard import Chunks, Head, head_of, length_of
 
+RECEIVE_BYTES = 256 * limits.KIB  # by one call of the kernel, which gives the core to nobody else meanwhile
 HEAD_END = b"\r\n\r\n"
 
 Buffer: TypeAlias = bytes | bytearray | memoryview | pa.Buffer
@@ -240,7 +241,7 @@ class Wire(asyncio.BufferedProtocol):
             self.closed.set_result(None)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._rest if self._rest is not None else self._buffer[self._filled :]
+        return self._rest[:RECEIVE_BYTES] if self._rest is not None else self._buffer[self._filled :]
 
     def buffer_updated(self, nbytes: int) -> None:
         self._heard = True

@@ -29,7 +29,7 @@ from msgspec import UNSET, UnsetType
 
 from millpond.core.arrow import END_OF_STREAM
 from millpond.core.http.wire import Buffer
-from millpond.core.limits import ANSWER_COLUMN_BYTES, ANSWER_SLICE_BYTES, KIB
+from millpond.core.limits import ANSWER_COLUMN_BYTES, ANSWER_SLICE_BYTES, KIB, TURN_ROWS
 from millpond.core.schema import TIER_SCHEMA
 from millpond.core.tier.rows import row_bytes
 from millpond.proxy.codec import json_columns
@@ -97,7 +97,7 @@ class Rows:
 async def encode(media_type: str, topic: str, rows: Sequence[Rows], beside: Mapping[str, Any]) -> list[Buffer]:
     """The whole answer, in pieces that follow each other: `rows` as messages, and the fields of `beside`."""
     if media_type == ARROW:
-        return arrow_stream(rows, {"topic": topic, **beside})
+        return await arrow_stream(rows, {"topic": topic, **beside})
     if media_type == MSGPACK:
         return [await _msgpack_map(topic, rows, beside)]
     return await _json_object(topic, rows, beside)
@@ -117,8 +117,9 @@ def nothing(media_type: str, topic: str) -> list[Buffer]:
 # -- Arrow ----------------------------------------------------------------------------------------------------
 
 
-def arrow_stream(rows: Sequence[Rows], beside: Mapping[str, Any]) -> list[Buffer]:
-    """One Arrow stream; that of a receive, also of an empty one, is known by its `receipts`."""
+async def arrow_stream(rows: Sequence[Rows], beside: Mapping[str, Any]) -> list[Buffer]:
+    """One Arrow stream; that of a receive, also of an empty one, is known by its `receipts`. The loop gets a turn
+    behind each large batch."""
     leased = "receipts" in beside
     schema = (RECEIVE_SCHEMA if leased else TIER_SCHEMA).with_metadata({METADATA_KEY: _json.encode(beside)})
     batches = []
@@ -134,6 +135,8 @@ def arrow_stream(rows: Sequence[Rows], beside: Mapping[str, Any]) -> list[Buffer
     with pa.ipc.new_stream(pa.PythonFile(sink, mode="w"), schema) as writer:
         for batch in batches:
             writer.write_batch(batch)
+            if batch.num_rows >= TURN_ROWS:
+                await asyncio.sleep(0)
     return sink.whole()
 
 

@@ -124,6 +124,7 @@ ROUTES = [
         answer={answers.JSON: ReadAnswer, answers.MSGPACK: ReadAnswer, answers.ARROW: None},
         scope="consume",
         waits=True,
+        bulk=True,
         tag="read",
     )
 ]

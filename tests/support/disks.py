@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -31,6 +31,10 @@ class MemoryFile:
 
     def read_once(self, position: int, length: int) -> pa.Buffer:
         return pa.py_buffer(self.read(position, length))
+
+    def read_gently(self, position: int, length: int, before_step: Callable[[], None], still: bool) -> pa.Buffer:
+        before_step()
+        return self.read_once(position, length)
 
     def read_cached(self, position: int, length: int) -> bytes | None:
         data = self.read(position, length)

@@ -12,6 +12,7 @@ from support.stores import StoreMetadata, append, bodies_of, messages, open_stor
 
 from millpond.core.limits import BEGUN_BYTES
 from millpond.store.directory import FrameSpot
+from millpond.store.flushes import Flushes
 from millpond.store.local import LocalStore
 from millpond.store.reader import INLINE_READ_BYTES, Extent, FrameReader
 from millpond.store.recent import Recent
@@ -24,12 +25,14 @@ class CountingReader(FrameReader):
     """Says which positions it has read from the disk."""
 
     def __init__(self, store: LocalStore) -> None:
-        super().__init__(store.engine.log, Recent(0), lambda position, end: None)
+        super().__init__(store.engine.log, Recent(0), lambda position, end: None, Flushes())
         self.loaded: list[int] = []
+        self.gently: list[bool] = []
 
-    def _load(self, extents: list[Extent]) -> list:  # type: ignore[type-arg]  # as in the base
+    def _load(self, extents: list[Extent], gently: bool) -> list:  # type: ignore[type-arg]  # as in the base
         self.loaded += [spot.position for extent in extents for spot in extent.spots]
-        return super()._load(extents)
+        self.gently.append(gently)
+        return super()._load(extents, gently)
 
 
 @pytest.fixture

@@ -1,0 +1,56 @@
+"""Large answers of one listener make way for its other requests: `Bulk`.
+
+Four MiB in one write hold the loop for a millisecond, and whoever reads as fast as it can gives it the next four at
+once: what others do in between takes five turns of the loop each, and their threads find neither the interpreter nor a
+core free. So a large answer goes in slices, one listener's one after another, each with a turn of the loop behind it;
+and while there are other requests, with a pause. That is a limit for all large answers together (about SLICE_BYTES in
+each PAUSE_SECONDS), and none when nobody else is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+
+from millpond.core.http.wire import Buffer
+from millpond.core.limits import KIB
+
+SLICE_BYTES = 512 * KIB  # written in one go: 0.2 ms
+PAUSE_SECONDS = 0.001  # the least that the loop's timers know
+OTHERS_SECONDS = 0.1  # after the last other request, another is likely
+
+
+class Bulk:
+    """Of one listener, on its event loop."""
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+        self._other_at = float("-inf")
+
+    def other(self) -> None:
+        """A request that is not for something large."""
+        self._other_at = asyncio.get_running_loop().time()
+
+    async def write(self, write: Callable[[], None]) -> None:
+        """Write one of the slices of an answer, not the last, in turn with other answers."""
+        async with self._turn:
+            write()
+            others = asyncio.get_running_loop().time() - self._other_at < OTHERS_SECONDS
+            await asyncio.sleep(PAUSE_SECONDS if others else 0)
+
+
+def sliced(pieces: Sequence[Buffer]) -> Iterator[list[Buffer]]:
+    """`pieces` in lists of SLICE_BYTES; the last has the rest. None is copied."""
+    part: list[Buffer] = []
+    room = SLICE_BYTES
+    for piece in pieces:
+        rest: Buffer = piece
+        while len(rest) > room:
+            view = memoryview(rest)
+            part.append(view[:room])
+            rest = view[room:]
+            yield part
+            part, room = [], SLICE_BYTES
+        part.append(rest)
+        room -= len(rest)
+    yield part
