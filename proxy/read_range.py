@@ -253,7 +253,7 @@ class RangeReader:
         if piece is None:
             return None
         try:
-            batch = await self._rows(queue, piece, offset, max_messages, max_bytes)
+            batches = await self._rows(queue, piece, offset, max_messages, max_bytes)
         except Internal as error:
             if not error.extra.get("missing"):
                 raise
@@ -262,15 +262,14 @@ class RangeReader:
                 return None
             if again.obj == piece.obj:
                 raise
-            batch = await self._rows(queue, again, offset, max_messages, max_bytes)
-        return _Step([batch], offset + batch.num_rows, None)
+            batches = await self._rows(queue, again, offset, max_messages, max_bytes)
+        return _Step(batches, offset + sum(batch.num_rows for batch in batches), None)
 
     async def _rows(
         self, queue: QueueInfo, piece: Piece, offset: int, max_messages: int, max_bytes: int
-    ) -> pa.RecordBatch:
+    ) -> list[pa.RecordBatch]:
         rows = await self.tier.rows(piece.obj, queue.queue, offset, piece.end, max_messages, max_bytes)
-        batch = one_batch(rows)
-        offsets = batch.column("offset").to_numpy()
+        offsets = rows.column("offset").to_numpy()
         if not len(offsets) or not np.array_equal(offsets, np.arange(offset, offset + len(offsets))):
             shown = f"{offsets[0]} to {offsets[-1]}" if len(offsets) else "nothing"
             raise Internal(
@@ -278,7 +277,7 @@ class RangeReader:
                 f"object {piece.obj.path}: offsets from {offset} of queue {queue.queue} expected, it gave {shown}",
                 queue=queue.queue, first=offset, end=piece.end, path=piece.obj.path,
             )  # fmt: skip
-        return batch
+        return [one_batch(batch) for batch in rows.to_batches()]  # one a row group: putting them together copies all
 
 
 async def turn_behind(batch: pa.RecordBatch) -> None:

@@ -26,9 +26,11 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
+import pyarrow as pa
+
 from millpond.core.clock import Clock, Random
 from millpond.core.errors import Conflict, NotFound, Unavailable
-from millpond.core.limits import MIB, OBJECT_BYTES_PER_SECOND, OBJECT_SECONDS, OBJECT_TEMPORARY_MS, OBJECT_THREADS
+from millpond.core.limits import KIB, MIB, OBJECT_BYTES_PER_SECOND, OBJECT_SECONDS, OBJECT_TEMPORARY_MS, OBJECT_THREADS
 from millpond.core.priority import yield_to_others
 from millpond.core.tier.keys import check_key
 from millpond.core.tier.objects import ObjectMeta
@@ -48,6 +50,7 @@ _REASONS = {
 }
 _HASH_BYTES = 4 * MIB
 SEALING_THREADS = 2  # puts and the look at what was put, at the lowest priority: one object is on its way at a time
+_READ_BYTES = 256 * KIB  # read at once
 _STEP_BYTES = MIB  # written and synced at once: an fsync of the log's waits behind no more than this
 
 
@@ -75,7 +78,7 @@ class DirectoryObjects:
         path = self._path(key)
         return await self._run("replace", key, lambda: self._replace(path, key, data, etag), len(data))
 
-    async def get(self, key: str, first: int = 0, end: int | None = None) -> bytes:
+    async def get(self, key: str, first: int = 0, end: int | None = None) -> bytes | pa.Buffer:
         path = self._path(key)
         return await self._run("get", key, lambda: _read(path, first, end))
 
@@ -186,18 +189,25 @@ def _write_gently(handle: int, data: memoryview) -> None:
             os.fdatasync(handle)
 
 
-def _read(path: Path, first: int, end: int | None) -> bytes:
+def _read(path: Path, first: int, end: int | None) -> bytes | pa.Buffer:
+    """In steps, and nothing ahead of them: a flush of the log beside it waits for one step, not for 8 MiB that somebody
+    may want later."""
     with path.open("rb", buffering=0) as file:
-        size = os.fstat(file.fileno()).st_size
+        handle = file.fileno()
+        size = os.fstat(handle).st_size
         wanted = max(0, (size if end is None else min(end, size)) - first)
-        pieces = []
-        while wanted:
-            piece = os.pread(file.fileno(), wanted, first)
-            if not piece:
+        if wanted <= _READ_BYTES:
+            return os.pread(handle, wanted, first)
+        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_RANDOM)
+        data = pa.allocate_buffer(wanted)
+        view = memoryview(data)
+        done = 0
+        while done < wanted:
+            got = os.preadv(handle, [view[done : done + _READ_BYTES]], first + done)
+            if not got:
                 break
-            pieces.append(piece)
-            first, wanted = first + len(piece), wanted - len(piece)
-    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            done += got
+        return data if done == wanted else data.slice(0, done)
 
 
 def _describe(path: Path, key: str) -> ObjectMeta:

@@ -192,7 +192,7 @@ def parse_footer(tail: bytes) -> tuple[Footer, Any]:
     return footer, metadata
 
 
-def decode_group(metadata: Any, footer: Footer, index: int, data: bytes) -> pa.Table:
+def decode_group(metadata: Any, footer: Footer, index: int, data: bytes | pa.Buffer) -> pa.Table:
     """Row group `index` from its bytes `data`, as a TIER_SCHEMA table. Raises ValueError when they are damaged."""
     group = footer.groups[index]
     if len(data) != group.bytes or google_crc32c.value(data) != group.crc32c:
@@ -239,7 +239,7 @@ class _Window:
 
     closed = False
 
-    def __init__(self, at: int, data: bytes) -> None:
+    def __init__(self, at: int, data: bytes | pa.Buffer) -> None:
         self._at = at
         self._data = memoryview(data)
         self._position = 0

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Protocol
 
 import msgspec
+import pyarrow as pa
 
 
 class ObjectMeta(msgspec.Struct, frozen=True):
@@ -34,7 +35,7 @@ class ObjectStore(Protocol):
         """Create (etag None) or replace exactly that version; returns the new etag. Conflict(object_exists)."""
         ...
 
-    async def get(self, key: str, first: int = 0, end: int | None = None) -> bytes:
+    async def get(self, key: str, first: int = 0, end: int | None = None) -> bytes | pa.Buffer:
         """Bytes [first, end) of the object."""
         ...
 

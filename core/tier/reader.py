@@ -19,12 +19,14 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpond.core.clock import Clock
 from millpond.core.errors import Internal, NotFound, Unavailable
 from millpond.core.limits import COLD_READS_WAITING
+from millpond.core.priority import go_after_others
 from millpond.core.schema import TIER_SCHEMA
 from millpond.core.tier.cache import ByteCache
 from millpond.core.tier.gate import FairGate
@@ -63,6 +65,26 @@ class _Opened(NamedTuple):
     of_queue: dict[int, list[int]]
 
 
+class _Rows(NamedTuple):
+    """A row group. `ends`: raw bytes of the rows up to and with each, i64[rows]: added up once, in the thread that
+    decodes, and not by each reader on the event loop."""
+
+    table: pa.Table
+    ends: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, table: pa.Table) -> _Rows:
+        return cls(table, np.cumsum(row_bytes(table)))
+
+    def fitting(self, first: int, most: int, budget: int, least: int) -> tuple[int, int]:
+        """How many rows from `first` on take at most `budget` bytes raw, at least `least` and at most `most`; and their
+        bytes."""
+        before = int(self.ends[first - 1]) if first else 0
+        found = int(np.searchsorted(self.ends, before + budget, "right")) - first
+        count = min(most, max(least, found))
+        return count, (int(self.ends[first + count - 1]) - before if count else 0)
+
+
 class TierReader:
     """Reads objects of `objects`, keeping `cache_bytes` of footers and rows, `concurrency` loads at once."""
 
@@ -71,7 +93,7 @@ class TierReader:
         self._clock = clock
         self._cache: ByteCache[Any] = ByteCache(cache_bytes)
         self._gate = FairGate(concurrency, COLD_READS_WAITING)
-        self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="tier-read")
+        self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="tier-read", initializer=go_after_others)
         self._loading: dict[Hashable, asyncio.Task[Any]] = {}
         self._next: OrderedDict[tuple[str, int], int] = OrderedDict()
         self.counters = ReadCounters()
@@ -90,14 +112,14 @@ class TierReader:
         while at < stop:
             index = _group_at(ref, opened, queue, at)
             group = opened.footer.groups[index]
-            table = await self._group(ref, opened, index)
-            wanted = table.slice(at - group.first, min(stop, group.end) - at)
-            part = _fitting(wanted, budget, least=0 if tables else 1)
-            tables.append(part)
-            at += part.num_rows
-            budget -= part.nbytes
+            rows = await self._group(ref, opened, index)
+            wanted = min(stop, group.end) - at
+            count, size = rows.fitting(at - group.first, wanted, budget, least=0 if tables else 1)
+            tables.append(rows.table.slice(at - group.first, count))
+            at += count
+            budget -= size
             self._look_ahead(ref, opened, index, first, at)
-            if part.num_rows < wanted.num_rows or budget <= 0:
+            if count < wanted or budget <= 0:
                 break
         self._remember((ref.path, queue), at)
         return pa.concat_tables(tables)
@@ -109,7 +131,7 @@ class TierReader:
             group = opened.footer.groups[index]
             last = group.max_store_ts if clock == "store" else group.max_born_ts
             if last is not None and last >= ts:
-                table = await self._group(ref, opened, index)
+                table = (await self._group(ref, opened, index)).table
                 times = table.column(f"{clock}_ts").cast(pa.int64())
                 found = pc.index(pc.fill_null(pc.greater_equal(times, ts), False), True).as_py()
                 assert found >= 0, "the footer's greatest timestamp is one of a row"
@@ -123,7 +145,7 @@ class TierReader:
         for queue in sorted(set(queues)):
             for index in opened.of_queue.get(queue, []):
                 if _may_hold(opened.parquet, index, key):
-                    table = await self._group(ref, opened, index)
+                    table = (await self._group(ref, opened, index)).table
                     found.append(table.filter(pc.equal(table.column("key"), key)))
         return pa.concat_tables(found) if found else TIER_SCHEMA.empty_table()
 
@@ -140,8 +162,9 @@ class TierReader:
         opened: _Opened = await self._shared((ref.path,), lambda: self._load_footer(ref))
         return opened
 
-    async def _group(self, ref: ObjectRef, opened: _Opened, index: int) -> pa.Table:
-        return await self._shared((ref.path, index), lambda: self._load_group(ref, opened, index))
+    async def _group(self, ref: ObjectRef, opened: _Opened, index: int) -> _Rows:
+        rows: _Rows = await self._shared((ref.path, index), lambda: self._load_group(ref, opened, index))
+        return rows
 
     async def _shared(self, key: Hashable, load: Callable[[], Awaitable[Any]]) -> Any:
         """From the cache, else by `load`; several who want the same share one load, which outlives each of them."""
@@ -173,10 +196,10 @@ class TierReader:
     async def _load_footer(self, ref: ObjectRef) -> _Opened:
         at = ref.bytes - ref.footer_bytes
 
-        def parse(data: bytes) -> _Opened:
+        def parse(data: bytes | pa.Buffer) -> _Opened:
             if at < 0 or len(data) != ref.footer_bytes:
                 raise ValueError("the object is shorter than it was")
-            footer, parquet = parse_footer(data)
+            footer, parquet = parse_footer(bytes(data))
             of_queue: dict[int, list[int]] = {}
             for index, group in enumerate(footer.groups):
                 of_queue.setdefault(group.queue, []).append(index)
@@ -186,20 +209,22 @@ class TierReader:
         self._cache.put((ref.path,), opened, ref.footer_bytes * _PARSED_FOOTER_FACTOR)
         return opened
 
-    async def _load_group(self, ref: ObjectRef, opened: _Opened, index: int) -> pa.Table:
+    async def _load_group(self, ref: ObjectRef, opened: _Opened, index: int) -> _Rows:
         group = opened.footer.groups[index]
         what = f"queue {group.queue}, offsets {group.first} to {group.end - 1}"
-        table = await self._load(
+        rows: _Rows = await self._load(
             ref,
             what,
             group.at,
             group.at + group.bytes,
-            lambda data: decode_group(opened.parquet, opened.footer, index, data),
+            lambda data: _Rows.of(decode_group(opened.parquet, opened.footer, index, data)),
         )
-        self._cache.put((ref.path, index), table, table.nbytes)
-        return table
+        self._cache.put((ref.path, index), rows, rows.table.nbytes + rows.ends.nbytes)
+        return rows
 
-    async def _load(self, ref: ObjectRef, what: str, at: int, end: int, decode: Callable[[bytes], Any]) -> Any:
+    async def _load(
+        self, ref: ObjectRef, what: str, at: int, end: int, decode: Callable[[bytes | pa.Buffer], Any]
+    ) -> Any:
         """GET bytes [at, end) of the object and decode them in a thread, when its tenant's turn has come."""
         async with self._gate.turn(_tenant(ref.path)):
             started = self._clock.monotonic()
@@ -252,14 +277,6 @@ def _group_at(ref: ObjectRef, opened: _Opened, queue: int, offset: int) -> int:
     if found < 0 or offset >= groups[indices[found]].end:
         raise _corrupt(ref, f"queue {queue}, offset {offset}", "the object does not hold this offset")
     return indices[found]
-
-
-def _fitting(rows: pa.Table, budget: int, least: int) -> pa.Table:
-    """The first rows that take at most `budget` bytes raw, but at least `least`."""
-    if rows.nbytes <= budget:
-        return rows
-    count = int(np.searchsorted(np.cumsum(row_bytes(rows)), budget, "right"))
-    return rows.slice(0, max(least, count))
 
 
 def _may_hold(parquet: Any, index: int, key: bytes) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from millpond.store import disk as disk_module
-from millpond.store.disk import UNCACHED_WRITE_BYTES, File, SystemDisk, _split, _Uncached
+from millpond.store.disk import GENTLE_READ_BYTES, UNCACHED_WRITE_BYTES, File, SystemDisk, _split, _Uncached
 
 
 @pytest.fixture(name="file")
@@ -87,3 +87,74 @@ def test_split(length: int) -> None:
     before, after = _split(pieces, length)
     assert b"".join(before) == b"abcdefghijkl"[:length]
     assert b"".join(before) + b"".join(after) == b"abcdefghijkl"
+
+
+@pytest.mark.parametrize("still", [True, False])
+@pytest.mark.parametrize("position", [0, 1, 4_095, 4_096, 10_001])
+@pytest.mark.parametrize("length", [1, 4_096, GENTLE_READ_BYTES, 2 * GENTLE_READ_BYTES + 777])
+def test_a_gentle_read_gives_the_same(file: File, position: int, length: int, still: bool) -> None:
+    """Of any size, at any place, in memory or not; what is behind the end of the file is not there."""
+    data = os.urandom(position + length)
+    file.write(0, [data])
+    assert file.read_gently(position, length, lambda: None, still).to_pybytes() == data[position:]
+    file.sync()
+    assert file.read_gently(position, length + 5_000, lambda: None, still).to_pybytes() == data[position:]
+    assert file.read_gently(position + length + 9_000, 10, lambda: None, still).to_pybytes() == b""
+
+
+@pytest.mark.parametrize("still", [True, False])
+def test_a_gentle_read_stands_back_before_each_step(file: File, still: bool) -> None:
+    """No step is larger than it may be."""
+    file.write(0, [bytes(3 * GENTLE_READ_BYTES)])
+    steps: list[None] = []
+    file.read_gently(0, 3 * GENTLE_READ_BYTES, lambda: steps.append(None), still)
+    assert len(steps) == 3
+
+
+@pytest.mark.parametrize("still", [True, False])
+def test_a_gentle_read_reads_nothing_ahead_and_leaves_nothing(file: File, still: bool) -> None:
+    """Neither what was read nor what stands behind it is in memory afterwards."""
+    file.write(0, [bytes(8 * GENTLE_READ_BYTES)])
+    file.sync()
+    if not _Uncached.flag:
+        pytest.skip("this kernel or filesystem has no RWF_DONTCACHE: pages stay")
+    file.read_gently(0, 2 * GENTLE_READ_BYTES, lambda: None, still)
+    for at in range(7):  # the last page of a write stays
+        assert file.read_cached(at * GENTLE_READ_BYTES, GENTLE_READ_BYTES) is None
+
+
+@pytest.mark.parametrize("refused", ["open", "preadv"])
+def test_without_direct_reads_it_goes_the_usual_way(file: File, refused: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A filesystem that has none says so when the file is opened, or when it is read."""
+    data = os.urandom(2 * GENTLE_READ_BYTES)
+    file.write(0, [data])
+    file.sync()
+    real_open, real_read = os.open, os.preadv
+    direct: set[int] = set()
+
+    def open_(path: str, flags: int, mode: int = 0o777) -> int:
+        if flags & os.O_DIRECT and refused == "open":
+            raise OSError(errno.EINVAL, "no direct reads")
+        fd = real_open(path, flags, mode)
+        if flags & os.O_DIRECT:
+            direct.add(fd)
+        return fd
+
+    def preadv(fd: int, buffers: list[memoryview], position: int, flags: int = 0) -> int:
+        if fd in direct and refused == "preadv":
+            raise OSError(errno.EINVAL, "other blocks")
+        return real_read(fd, buffers, position, flags)
+
+    monkeypatch.setattr(os, "open", open_)
+    monkeypatch.setattr(os, "preadv", preadv)
+    assert file.read_gently(1, len(data) - 1, lambda: None, True).to_pybytes() == data[1:]
+
+
+def test_a_closed_file_is_not_read(tmp_path: Path) -> None:
+    """Its number may be another file's by then."""
+    file = SystemDisk(tmp_path).open("one", create=True)
+    file.write(0, [b"x" * 5_000])
+    file.read_gently(0, 10, lambda: None, True)
+    file.close()
+    with pytest.raises(OSError, match="closed"):
+        file.read_gently(0, 10, lambda: None, True)

@@ -25,7 +25,8 @@ class CountingReader(FrameReader):
     """Says which positions it has read from the disk."""
 
     def __init__(self, store: LocalStore) -> None:
-        super().__init__(store.engine.log, Recent(0), lambda position, end: None, Flushes())
+        self.flushes = Flushes()
+        super().__init__(store.engine.log, Recent(0), lambda position, end: None, self.flushes)
         self.loaded: list[int] = []
         self.gently: list[bool] = []
 
@@ -87,3 +88,21 @@ async def test_what_is_kept_is_bounded(store: LocalStore, reader: CountingReader
     frames = await reader._stored(begun)
     reader._keep_begun(begun, frames)
     assert reader._begun.bytes < 2 * frames[0].payload.size < BEGUN_BYTES
+
+
+async def test_the_disk_is_read_gently_while_flushes_are_awaited(store: LocalStore, reader: CountingReader) -> None:
+    """At full speed else; what nobody waits for always gently."""
+    whole = await spots(store, 0, ROWS)
+    await reader.frames(whole)
+    await reader.frames(whole, background=True)
+    reader.flushes.awaited()
+    await reader.frames(whole)
+    assert reader.gently == [False, True, True]
+
+
+@pytest.mark.parametrize("background", [False, True])
+async def test_a_gentle_read_gives_the_same(store: LocalStore, reader: CountingReader, background: bool) -> None:
+    """Frame for frame, from closed segments and from the one that is written to."""
+    reader.flushes.awaited()
+    frames = await reader.frames(await spots(store, 0, 3 * ROWS), background=background)
+    assert [bodies_of(frame) for frame in frames] == [[bytes([number]) + BODY] * ROWS for number in range(3)]

@@ -113,3 +113,12 @@ async def test_a_large_object_is_put_in_steps(objects: DirectoryObjects, tmp_pat
     await objects.put_new("v1/large", memoryview(data), hashlib.sha256(data).hexdigest())
     assert await objects.get("v1/large") == data
     assert (await objects.head("v1/large")).bytes == len(data)
+
+
+@pytest.mark.parametrize("size", [0, 10, 256 * 1024, 256 * 1024 + 1, 1_000_003])
+async def test_any_part_of_an_object(objects: DirectoryObjects, size: int) -> None:
+    """Small or of many steps; what is behind its end is not there."""
+    data = os.urandom(size)
+    await put(objects, "v1/a/x", data)
+    for first, end in [(0, None), (0, size), (size // 3, None), (size // 3, size // 2), (1, size + 100)]:
+        assert bytes(await objects.get("v1/a/x", first, end)) == data[first:end]

@@ -1,0 +1,98 @@
+"""Who reads much of the disk knows when somebody waits for a flush."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from support.disks import MemoryDisk
+from support.stores import StoreMetadata, append, messages, open_store
+
+from millpond.store.flushes import Flushes
+from millpond.store.local import LocalStore
+
+
+class WatchedDisk(MemoryDisk):
+    """Asks before each sync whether it is announced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flushes: Flushes | None = None
+        self.announced: list[bool] = []
+
+    def before_sync(self) -> None:
+        if self.flushes is not None:
+            self.announced.append(not self.flushes._none.is_set())
+        super().before_sync()
+
+
+@pytest.fixture(name="disk")
+def _disk() -> WatchedDisk:
+    return WatchedDisk()
+
+
+@pytest.fixture(name="store")
+async def _store(disk: WatchedDisk, tmp_path: Path) -> AsyncIterator[LocalStore]:
+    store = await open_store(disk, StoreMetadata(), tmp_path)
+    yield store
+    await store.close()
+
+
+async def test_a_wait_is_remembered_for_a_while() -> None:
+    """Nobody has waited before the first does."""
+    flushes = Flushes()
+    assert not flushes.lately()
+    flushes.awaited()
+    assert flushes.lately()
+
+
+async def test_a_reader_stands_back_until_the_flush_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes on when the flush in flight has ended, and at once when there is none."""
+    monkeypatch.setattr("millpond.store.flushes.STAND_BACK_SECONDS", 60)
+    flushes = Flushes()
+    flushes.stand_back()
+    flushes.begin()
+    reading = threading.Thread(target=flushes.stand_back)
+    reading.start()
+    assert reading.is_alive()
+    flushes.end()
+    await asyncio.to_thread(reading.join, 5)
+    assert not reading.is_alive()
+
+
+def test_a_flush_that_does_not_end_stops_no_reader() -> None:
+    """After a moment the reader goes on all the same."""
+    flushes = Flushes()
+    flushes.begin()
+    flushes.stand_back()
+
+
+async def test_a_produce_that_waits_is_known(store: LocalStore) -> None:
+    """Its topic's durability is `flush`."""
+    flushes = store.engine.writer.awaiting
+    flushes._awaited_at = float("-inf")  # the start waited for one, too
+    await append(store, messages([b"a"], durability="memory"))
+    assert not flushes.lately()
+    await append(store, messages([b"b"]))
+    assert flushes.lately()
+
+
+async def test_each_flush_is_announced(store: LocalStore, disk: WatchedDisk) -> None:
+    """Readers stand back while the disk syncs the log, and not afterwards."""
+    disk.flushes = store.engine.writer.awaiting
+    await append(store, messages([b"a"]))
+    assert disk.announced
+    assert all(disk.announced)
+    assert disk.flushes._none.is_set()
+    disk.flushes = None
+
+
+async def test_a_flush_that_failed_has_ended(store: LocalStore, disk: WatchedDisk) -> None:
+    """A store that has stopped holds no reader up."""
+    disk.fail_syncs_after = 0
+    with pytest.raises(Exception, match="stopped"):
+        await append(store, messages([b"a"]))
+    assert store.engine.writer.awaiting._none.is_set()
