@@ -108,7 +108,8 @@ def nothing(media_type: str, topic: str) -> list[Buffer]:
     """The answer of a receive that found none."""
     beside: dict[str, Any] = {"receipts": []}
     if media_type == ARROW:
-        return arrow_stream([], {"topic": topic, **beside})
+        schema, _ = _arrow_parts([], {"topic": topic, **beside})
+        return [schema.serialize(), END_OF_STREAM]
     if media_type == MSGPACK:
         return [_msgpack.encode({"messages": [], **beside})]
     return [_json.encode({"messages": [], **beside})]
@@ -118,17 +119,8 @@ def nothing(media_type: str, topic: str) -> list[Buffer]:
 
 
 async def arrow_stream(rows: Sequence[Rows], beside: Mapping[str, Any]) -> list[Buffer]:
-    """One Arrow stream; that of a receive, also of an empty one, is known by its `receipts`. The loop gets a turn
-    behind each large batch."""
-    leased = "receipts" in beside
-    schema = (RECEIVE_SCHEMA if leased else TIER_SCHEMA).with_metadata({METADATA_KEY: _json.encode(beside)})
-    batches = []
-    for one in rows:
-        arrays = one.batch.columns
-        if leased:
-            assert one.attempts is not None
-            arrays.append(pa.array(one.attempts.astype(np.int32)))
-        batches.append(pa.RecordBatch.from_arrays(arrays, schema=schema))
+    """One Arrow stream. The loop gets a turn behind each large batch."""
+    schema, batches = _arrow_parts(rows, beside)
     if len(batches) <= _FEW and sum(batch.get_total_buffer_size() for batch in batches) < GATHERED_BYTES:
         return [schema.serialize(), *(batch.serialize() for batch in batches), END_OF_STREAM]  # cheaper than a writer
     sink = _Gathered()
@@ -138,6 +130,20 @@ async def arrow_stream(rows: Sequence[Rows], beside: Mapping[str, Any]) -> list[
             if batch.num_rows >= TURN_ROWS:
                 await asyncio.sleep(0)
     return sink.whole()
+
+
+def _arrow_parts(rows: Sequence[Rows], beside: Mapping[str, Any]) -> tuple[pa.Schema, list[pa.RecordBatch]]:
+    """The schema of a stream, and its batches; that of a receive, also of an empty one, is known by its `receipts`."""
+    leased = "receipts" in beside
+    schema = (RECEIVE_SCHEMA if leased else TIER_SCHEMA).with_metadata({METADATA_KEY: _json.encode(beside)})
+    batches = []
+    for one in rows:
+        arrays = one.batch.columns
+        if leased:
+            assert one.attempts is not None
+            arrays.append(pa.array(one.attempts.astype(np.int32)))
+        batches.append(pa.RecordBatch.from_arrays(arrays, schema=schema))
+    return schema, batches
 
 
 class _Gathered:
