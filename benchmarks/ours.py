@@ -18,6 +18,20 @@ STORED_PER_SECOND = {"read": 400_000, "lease": 100_000}  # messages there, for e
 TOPICS, TOPIC_QUEUES = 256, 8
 
 
+async def _batches(reader: Reader) -> int:
+    got = 0
+    async for page in reader.pages(offset=0):
+        got += page.messages.num_rows
+    return got
+
+
+async def _messages(reader: Reader) -> int:
+    got = 0
+    async for message in reader.messages(offset=0):
+        got += bool(message.body)
+    return got
+
+
 class Compared(NamedTuple):
     """A work by name: its unit, and one round of it by our own client. `told` is what is compared with what."""
 
@@ -53,18 +67,12 @@ class Ours:
         return {"": await produce.by_requests(self.url, self.connection, self.setup, durability)}
 
     async def read(self, each: bool) -> dict[str, float]:
-        """All queues, one after the other; `each`: every message as a Python object."""
+        """All queues at once, as who reads a topic does; `each`: every message as a Python object."""
         topic, count = await self.stored("read")
         clock = self.connection.clock
-        begin, got = clock.monotonic(), 0
-        for queue in range(self.setup.queues):
-            reader = Reader(self.connection, topic, queue)
-            if each:
-                async for message in reader.messages(offset=0):
-                    got += bool(message.body)
-            else:
-                async for page in reader.pages(offset=0):
-                    got += page.messages.num_rows
+        begin = clock.monotonic()
+        readers = [Reader(self.connection, topic, queue) for queue in range(self.setup.queues)]
+        got = sum(await asyncio.gather(*((_messages if each else _batches)(reader) for reader in readers)))
         took = clock.monotonic() - begin
         assert got == count, f"{got} of {count} messages came"
         return {"": got / took}

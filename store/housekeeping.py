@@ -196,6 +196,10 @@ class Housekeeping:
         ):
             self._checkpoint_wake.set()
 
+    def demand_checkpoint(self) -> None:
+        """Take one, due or not."""
+        self._checkpoint_wake.set()
+
     async def checkpoint_loop(self) -> None:
         loop = asyncio.get_running_loop()
         while True:

@@ -63,14 +63,18 @@ class Retention:
 
     # -- segments ------------------------------------------------------------------------------------------
 
+    def _too_much(self) -> Segment | None:
+        """The oldest segment when the disk holds more than it should, else None."""
+        log = self._tail.log
+        too_much = len(log.segments) >= 3 and len(log.segments) * log.segment_bytes > self._local_bytes
+        return log.segments[0] if too_much else None
+
     def wanted(self) -> Segment | None:
         """The oldest segment when the disk holds more than it should and its state is covered, else None."""
-        log = self._tail.log
-        if len(log.segments) < 3 or len(log.segments) * log.segment_bytes <= self._local_bytes:
+        oldest = self._too_much()
+        if oldest is None or oldest.end > min(self._checkpoints.recyclable_below, self._tail.log.confirmed):
             return None
-        oldest = log.segments[0]
-        covered = oldest.end <= min(self._checkpoints.recyclable_below, log.confirmed)
-        return oldest if covered and self._tail.directory.is_closed(oldest.base) else None
+        return oldest if self._tail.directory.is_closed(oldest.base) else None
 
     def recyclable(self) -> Segment | None:
         """The oldest segment when it may go now; the caller takes it out of the log at once."""
@@ -118,7 +122,11 @@ class Retention:
                 _log.warning("retention waits: %s", error)
 
     async def free(self, housekeeping: Housekeeping) -> None:
-        """Give back segments until the disk holds `local_bytes`, or until one must wait."""
+        """Give back segments until the disk holds `local_bytes`, or until one must wait. One whose state two
+        checkpoints do not cover asks for the next: after a burst nothing else might, and the disk would hold it all."""
+        oldest = self._too_much()
+        if oldest is not None and self._checkpoints.recyclable_below < oldest.end <= self._tail.log.confirmed:
+            housekeeping.demand_checkpoint()
         while (oldest := self.wanted()) is not None:
             if self.recyclable() is oldest:
                 assert self._tail.log.drop_first_segment() is oldest

@@ -105,24 +105,29 @@ async def read(
     as_messages: bool = False,
     report: Report | None = None,
 ) -> Rate:
-    """Everything in the topic, one queue after the other, without a group; by Arrow batch, or as Python objects one by
-    one, the body of each looked at."""
+    """Everything in the topic, all queues at once, without a group; by Arrow batch, or as Python objects one by one,
+    the body of each looked at."""
     clock = connection.clock
     taken = size = 0
+
+    async def messages(reader: Reader) -> None:
+        nonlocal taken, size
+        async for message in reader.messages(offset=0):
+            taken += 1
+            size += len(message.body)
+            if report is not None and not taken % SLICE:
+                report(taken)
+
+    async def batches(reader: Reader) -> None:
+        nonlocal taken
+        async for page in reader.pages(offset=0):
+            taken += page.messages.num_rows
+            if report is not None:
+                report(taken)
+
     begin = clock.monotonic()
-    for queue in range(queues):
-        reader = Reader(connection, topic, queue)
-        if as_messages:
-            async for message in reader.messages(offset=0):
-                taken += 1
-                size += len(message.body)
-                if report is not None and not taken % SLICE:
-                    report(taken)
-        else:
-            async for page in reader.pages(offset=0):
-                taken += page.messages.num_rows
-                if report is not None:
-                    report(taken)
+    one = messages if as_messages else batches
+    await asyncio.gather(*(one(Reader(connection, topic, queue)) for queue in range(queues)))
     return Rate(taken, message_bytes, clock.monotonic() - begin)
 
 

@@ -135,6 +135,21 @@ async def test_the_local_disk_is_a_cache(tmp_path: Path) -> None:
     await store.close()
 
 
+async def test_a_burst_is_recycled_when_no_checkpoint_is_due(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is appended after it: the checkpoints that a segment waits for are taken all the same."""
+    monkeypatch.setattr("millpond.store.housekeeping.CHECKPOINT_SECONDS_LEAST", 0)
+    limits = {"local_bytes": 4 * 64 * 1024, "checkpoint_bytes": 1 << 30}
+    store = await open_store(MemoryDisk(), StoreMetadata(), tmp_path, **limits)
+    for round_number in range(60):
+        await append(store, messages([b"%d" % round_number + b"x" * 9000]))
+        store.engine.seal_source.tiered(1, round_number + 1)
+    async with asyncio.timeout(10):
+        while store.engine.log.first_position == 0:
+            await store.engine.retention.free(store.engine.housekeeping)
+            await asyncio.sleep(0.01)
+    await store.close()
+
+
 async def test_a_few_unsealed_messages_do_not_pin_a_segment(tmp_path: Path) -> None:
     """What is not tiered of an old segment is appended again, unchanged: same offset, same timestamp, also after a
     restart."""
