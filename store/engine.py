@@ -44,6 +44,7 @@ from millpond.store.retention import Retention
 from millpond.store.seal_source import EngineSealSource
 from millpond.store.store_time import StoreTime
 from millpond.store.tail import Tail
+from millpond.store.tier.making import LocalWork
 from millpond.store.tier.sealer import Sealer
 from millpond.store.writer import Writer
 
@@ -162,6 +163,7 @@ class Engine:
             self.seal_source,
             self._metadata,
             self._objects,
+            LocalWork(self.seal_source, self._objects),
             self._tier,
             self._clock,
             self._random,
@@ -314,7 +316,7 @@ class Engine:
         if not self.failed.done():
             await self._say_goodbye()
         await self._tasks.close()
-        self.sealer.close()
+        await self.sealer.close()
         self.writer.stop()
         self.housekeeping.stop()
         self.reader.close()

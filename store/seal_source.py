@@ -84,12 +84,19 @@ class EngineSealSource:
     def unsealed(self, topic_id: int) -> tuple[int, int]:
         size, oldest = 0, 0
         for queue in self._tail.fold.queues.of_topic(topic_id):
-            if self._first_unsealed(queue) >= queue.confirmed_end:
+            found = self.unsealed_of(queue.ref.queue_id)
+            if not found:
                 continue
-            size += max(1, queue.unsealed_bytes)
+            size += found
             stamp = self._stamp(queue)
             oldest = stamp if oldest == 0 else min(oldest, stamp)
         return size, oldest
+
+    def unsealed_of(self, queue_id: int) -> int:
+        queue = self._tail.fold.queues.get(queue_id)
+        if queue is None or self._first_unsealed(queue) >= queue.confirmed_end:
+            return 0
+        return max(1, queue.unsealed_bytes)
 
     @staticmethod
     def _first_unsealed(queue: QueueState) -> int:

@@ -20,8 +20,9 @@ import errno
 import fcntl
 import hashlib
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
@@ -30,8 +31,9 @@ import pyarrow as pa
 
 from millpond.core.clock import Clock, Random
 from millpond.core.errors import Conflict, NotFound, Unavailable
-from millpond.core.limits import KIB, MIB, OBJECT_BYTES_PER_SECOND, OBJECT_SECONDS, OBJECT_TEMPORARY_MS, OBJECT_THREADS
+from millpond.core.limits import KIB, OBJECT_BYTES_PER_SECOND, OBJECT_SECONDS, OBJECT_TEMPORARY_MS, OBJECT_THREADS
 from millpond.core.priority import yield_to_others
+from millpond.core.tier.gentle import GentleFile, read_through
 from millpond.core.tier.keys import check_key
 from millpond.core.tier.objects import ObjectMeta
 from millpond.core.tier.pool import ObjectPool
@@ -48,10 +50,8 @@ _REASONS = {
     errno.ENOTDIR: "a part of the path is not a directory",
     errno.EEXIST: "a part of the path is not a directory",
 }
-_HASH_BYTES = 4 * MIB
 SEALING_THREADS = 2  # puts and the look at what was put, at the lowest priority: one object is on its way at a time
 _READ_BYTES = 256 * KIB  # read at once
-_STEP_BYTES = MIB  # written and synced at once: an fsync of the log's waits behind no more than this
 
 
 class DirectoryObjects:
@@ -73,6 +73,13 @@ class DirectoryObjects:
         """See `ObjectStore`. `sha256` is not needed here: `head` computes it from the file."""
         path = self._path(key)
         await self._run("put", key, lambda: self._create(path, key, data), len(data), self._sealing)
+
+    def stage(self) -> StagedFile:
+        return StagedFile(self._temporary_path, self._publish)
+
+    async def _publish(self, publish: Callable[[Path, str], None], key: str, size: int) -> None:
+        path = self._path(key)
+        await self._run("put", key, lambda: publish(path, key), size, self._sealing)
 
     async def replace(self, key: str, data: bytes, etag: str | None) -> str:
         path = self._path(key)
@@ -112,19 +119,14 @@ class DirectoryObjects:
         except FileNotFoundError:
             raise NotFound("object_not_found", f"{what}: there is no such object") from None
         except OSError as error:
-            reason = _REASONS.get(error.errno or 0, str(error))
-            raise Unavailable("tier_unavailable", f"{what}: {reason}") from error
+            raise _unavailable(what, error) from error
 
     # -- in threads, from here on
 
     def _create(self, path: Path, key: str, data: bytes | memoryview) -> None:
         _make_directory(path.parent)
         with self._written(data) as temporary:
-            try:
-                os.link(temporary, path)
-            except FileExistsError:
-                raise Conflict("object_exists", f"{key} is already there") from None
-            _sync_directory(path.parent)
+            _link(temporary, path, key)
 
     def _replace(self, path: Path, key: str, data: bytes, etag: str | None) -> str:
         _make_directory(path.parent)
@@ -142,15 +144,19 @@ class DirectoryObjects:
     @contextmanager
     def _written(self, data: bytes | memoryview) -> Iterator[Path]:
         """A temporary file with `data`, fsynced; gone afterwards, whatever happened."""
-        _make_directory(self._temporary)
-        temporary = self._temporary / self._random.bytes(16).hex()
+        temporary = self._temporary_path()
         try:
-            with temporary.open("xb", buffering=0) as file:
-                _write_gently(file.fileno(), memoryview(data))
-                os.fsync(file.fileno())
+            with closing(GentleFile(temporary)) as file:
+                file.write(memoryview(data))
+                file.sync()
             yield temporary
         finally:
             temporary.unlink(missing_ok=True)
+
+    def _temporary_path(self) -> Path:
+        """A name that nobody has."""
+        _make_directory(self._temporary)
+        return self._temporary / self._random.bytes(16).hex()
 
     @contextmanager
     def _replace_lock(self) -> Iterator[None]:
@@ -174,19 +180,87 @@ class DirectoryObjects:
                     Path(entry.path).unlink()
 
 
-def _write_gently(handle: int, data: memoryview) -> None:
-    """All of `data`, in steps that are on the disk before the next one.
+class StagedFile:
+    """A `Staged`: a temporary file, which is linked to its name in the end."""
 
-    One fsync of a whole object keeps the disk busy for tens of milliseconds, and every fsync of the log beside it
-    waits so long. In steps it takes no longer as a whole, since room for all is taken first.
-    """
-    if len(data) > _STEP_BYTES:
-        os.posix_fallocate(handle, 0, len(data))
-    at = 0
-    while at < len(data):
-        at += os.pwrite(handle, data[at : at + _STEP_BYTES], at)
-        if at < len(data):
-            os.fdatasync(handle)
+    def __init__(
+        self,
+        name: Callable[[], Path],
+        publish: Callable[[Callable[[Path, str], None], str, int], Awaitable[None]],
+    ) -> None:
+        """`name()` makes a temporary name; `publish(call, key, bytes)` calls `call(path, key)` in a thread, with the
+        store's time limit and in its errors."""
+        self._name = name
+        self._publish = publish
+        self._path: Path | None = None
+        self._file: GentleFile | None = None
+        self._bytes = 0
+        self._turn = threading.Lock()
+        self._in_use = self._dropped = False
+
+    def write(self, data: memoryview) -> None:
+        try:
+            with self._use():
+                if self._file is None:
+                    self._path = self._name()
+                    self._file = GentleFile(self._path)
+                self._file.write(data)
+        except OSError as error:
+            raise _unavailable(f"write {self._path or 'a temporary file'}", error) from error
+        self._bytes += len(data)
+
+    async def publish(self, key: str, sha256: str) -> None:
+        """See `Staged`. `sha256` is not needed here: `head` computes it from the file."""
+        await self._publish(self._published, key, self._bytes)
+
+    def _published(self, path: Path, key: str) -> None:
+        """In a thread."""
+        with self._use():
+            assert self._path is not None and self._file is not None, "an object has bytes"
+            self._file.sync()
+            _make_directory(path.parent)
+            _link(self._path, path, key)
+
+    def drop(self) -> None:
+        with self._turn:
+            self._dropped = True
+            if not self._in_use:
+                self._end()
+
+    @contextmanager
+    def _use(self) -> Iterator[None]:
+        """A call whose caller has given up may still run: then what it works with goes when it ends. (A file that was
+        closed under it may be another one by then.)"""
+        with self._turn:
+            if self._dropped or self._in_use:
+                raise OSError(errno.EBADF, "nobody wants this object any more")
+            self._in_use = True
+        try:
+            yield
+        finally:
+            with self._turn:
+                self._in_use = False
+                if self._dropped:
+                    self._end()
+
+    def _end(self) -> None:
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+        if self._file is not None:
+            self._file.close()
+
+
+def _unavailable(what: str, error: OSError) -> Unavailable:
+    return Unavailable("tier_unavailable", f"{what}: {_REASONS.get(error.errno or 0, str(error))}")
+
+
+def _link(temporary: Path, path: Path, key: str) -> None:
+    """A synced temporary file gets its name, durably, unless that is taken."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        raise Conflict("object_exists", f"{key} is already there") from None
+    _sync_directory(path.parent)
 
 
 def _read(path: Path, first: int, end: int | None) -> bytes | pa.Buffer:
@@ -211,10 +285,9 @@ def _read(path: Path, first: int, end: int | None) -> bytes | pa.Buffer:
 
 
 def _describe(path: Path, key: str) -> ObjectMeta:
-    digest = hashlib.sha256()
+    digest, size = hashlib.sha256(), 0
     with path.open("rb", buffering=0) as file:
-        size = 0
-        while piece := file.read(_HASH_BYTES):
+        for piece in read_through(file.fileno()):
             digest.update(piece)
             size += len(piece)
     return ObjectMeta(key, size, digest.hexdigest())

@@ -18,26 +18,22 @@ every byte of it is what was written. Nothing in it depends on the version of th
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 import google_crc32c
 import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from millpond.core.limits import ROW_GROUP_BYTES, ROW_GROUPS_PER_OBJECT, TIER_FOOTER_BYTES
+from millpond.core.limits import TIER_FOOTER_BYTES
 from millpond.core.schema import TIER_SCHEMA, TIER_VERSION
-from millpond.core.tier.rows import row_bytes
 
 FOOTER_KEY = b"millpond"
 FOOTER_MAGIC = b"MPF" + bytes([TIER_VERSION])
-_GUARD_BYTES = len(FOOTER_MAGIC) + 4
+GUARD_BYTES = len(FOOTER_MAGIC) + 4
 _PARQUET_MAGIC = b"PAR1"
 _TAIL_BYTES = 4 + len(_PARQUET_MAGIC)
 PARQUET: dict[str, Any] = {
@@ -93,20 +89,6 @@ class Footer(msgspec.Struct, frozen=True):
     groups: list[RowGroup]
 
 
-class Encoded(NamedTuple):
-    """An object's bytes and what the manifest keeps of it. `footer_bytes`: how much of its end is the footer."""
-
-    data: memoryview | bytes
-    footer_bytes: int
-    ranges: list[QueueRange]
-    memory: pa.Buffer | None = None  # what `data` is a view of
-
-    @property
-    def sha256(self) -> str:
-        """In hex. Computed anew each time, some 20 ms: call it in a thread."""
-        return hashlib.sha256(self.data).hexdigest()
-
-
 def utc_date(store_ts: int) -> str:
     """The UTC date of a timestamp in ms, as it stands in object names."""
     return datetime.fromtimestamp(store_ts / 1000, UTC).strftime("%Y-%m-%d")
@@ -116,51 +98,6 @@ def object_name(tenant: str, tier_name: str, store_ts: int, sequence: int, epoch
     """The key of an object whose rows all stand on the UTC date of `store_ts`. Names sort by `sequence`."""
     folder = f"v1/tenant={tenant}/topic={tier_name}/date={utc_date(store_ts)}"
     return f"{folder}/{sequence:020d}-{epoch:06d}-{random.hex()}.parquet"
-
-
-def encode(
-    queues: Sequence[tuple[int, pa.Table]],
-    topic_id: int,
-    epoch: int,
-    allocate: Callable[[int], pa.Buffer] = pa.allocate_buffer,
-) -> Encoded:
-    """The object that holds these rows: (queue, TIER_SCHEMA table of consecutive offsets), sorted by queue.
-
-    Blocks for some 100 ms (64 MiB): call it in a thread. Nearly all of it is spent outside the interpreter: one row
-    group after the other is written into memory that was taken for all of it, and nothing is copied afterwards.
-    `allocate(bytes)` gives that memory, or more; the object's `data` is a view of it.
-    """
-    assert [queue for queue, _ in queues] == sorted({queue for queue, _ in queues}), "queues ascend"
-    sizes = [row_bytes(table) for _, table in queues]
-    # A run may be a little larger than planned (it takes whole frames): then row groups grow, not their number.
-    group_bytes = max(ROW_GROUP_BYTES, 2 * sum(int(each.sum()) for each in sizes) // (ROW_GROUPS_PER_OBJECT // 2))
-    memory = allocate(sum(_most_bytes(table) for _, table in queues) + TIER_FOOTER_BYTES)
-    sink = pa.FixedSizeBufferWriter(memory)
-    groups: list[RowGroup] = []
-    with _writer(sink) as writer:
-        for (_, table), each in zip(queues, sizes, strict=True):
-            for start, end in split(each, group_bytes):
-                groups.append(_write_group(writer, sink, memory, table.slice(start, end - start)))
-        assert len(groups) <= ROW_GROUPS_PER_OBJECT, "at most 32 queues, and groups of twice their share"
-        ranges = [_range_of(table) for _, table in queues]
-        footer = Footer(TIER_VERSION, topic_id, epoch, ranges, groups)
-        writer.add_key_value_metadata({FOOTER_KEY: msgspec.json.encode(footer)})
-        guard_at = sink.tell()
-        sink.write(bytes(_GUARD_BYTES))  # its place: what it guards is written behind it when the writer closes
-    end = sink.tell()
-    guarded = memory.slice(guard_at + _GUARD_BYTES, end - guard_at - _GUARD_BYTES)
-    guard = FOOTER_MAGIC + google_crc32c.value(guarded).to_bytes(4, "little")
-    view = memoryview(memory).cast("B")
-    view[guard_at : guard_at + _GUARD_BYTES] = guard
-    assert end - guard_at <= TIER_FOOTER_BYTES, "64 row groups describe themselves in far less"
-    return Encoded(view[:end].toreadonly(), end - guard_at, ranges, memory)
-
-
-def _most_bytes(table: pa.Table) -> int:
-    """What the row groups of `table` take at most: values that do not compress, four bytes before each of them, pages'
-    own headers. Memory that is not written to costs nothing."""
-    raw = int(table.nbytes)
-    return raw + raw // 8 + 64 * int(table.num_rows) + ROW_GROUP_BYTES
 
 
 def split(sizes: npt.NDArray[np.int64], group_bytes: int) -> list[tuple[int, int]]:
@@ -180,10 +117,10 @@ def parse_footer(tail: bytes) -> tuple[Footer, Any]:
 
     Raises ValueError, with the reason, when a single bit of it is not as written.
     """
-    if not _GUARD_BYTES + _TAIL_BYTES < len(tail) <= TIER_FOOTER_BYTES or tail[:4] != FOOTER_MAGIC:
+    if not GUARD_BYTES + _TAIL_BYTES < len(tail) <= TIER_FOOTER_BYTES or tail[:4] != FOOTER_MAGIC:
         raise ValueError("the footer is not where it should be")
-    guarded = tail[_GUARD_BYTES:]
-    if google_crc32c.value(guarded) != int.from_bytes(tail[4:_GUARD_BYTES], "little"):
+    guarded = tail[GUARD_BYTES:]
+    if google_crc32c.value(guarded) != int.from_bytes(tail[4:GUARD_BYTES], "little"):
         raise ValueError("the footer's checksum does not hold")
     metadata = pq.read_metadata(pa.BufferReader(_PARQUET_MAGIC + guarded))
     footer = msgspec.json.decode(metadata.metadata[FOOTER_KEY], type=Footer)
@@ -208,30 +145,6 @@ def decode_group(metadata: Any, footer: Footer, index: int, data: bytes | pa.Buf
     if not np.array_equal(offsets, np.arange(group.first, group.end)):
         raise ValueError("the row group's offsets are not dense")
     return table
-
-
-def _writer(sink: pa.NativeFile) -> pq.ParquetWriter:
-    return pq.ParquetWriter(sink, TIER_SCHEMA, **PARQUET)
-
-
-def _write_group(
-    writer: pq.ParquetWriter, sink: pa.FixedSizeBufferWriter, memory: pa.Buffer, rows: pa.Table
-) -> RowGroup:
-    at = sink.tell()
-    writer.write_table(rows, row_group_size=rows.num_rows)
-    end, span = sink.tell(), _range_of(rows)
-    crc32c = google_crc32c.value(memory.slice(at, end - at))
-    return RowGroup(
-        span.queue, span.first, rows.num_rows, at, end - at, crc32c, span.max_store_ts, span.max_born_ts
-    )  # fmt: skip
-
-
-def _range_of(rows: pa.Table) -> QueueRange:
-    queue, first = rows.column("queue")[0].as_py(), rows.column("offset")[0].as_py()
-    store = pc.min_max(rows.column("store_ts").cast(pa.int64()))
-    born = pc.min_max(rows.column("born_ts").cast(pa.int64()))
-    clocks = (store["min"].as_py(), store["max"].as_py(), born["min"].as_py(), born["max"].as_py())
-    return QueueRange(queue, first, first + rows.num_rows, *clocks)
 
 
 class _Window:

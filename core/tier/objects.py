@@ -21,6 +21,22 @@ class ObjectMeta(msgspec.Struct, frozen=True):
     sha256: str | None
 
 
+class Staged(Protocol):
+    """An object that grows: nobody sees it until it is published. One caller at a time."""
+
+    def write(self, data: memoryview) -> None:
+        """More of it. Blocks: called in a thread. Raises Unavailable(tier_unavailable)."""
+        ...
+
+    async def publish(self, key: str, sha256: str) -> None:
+        """What was written becomes the object, as of `put_new`. May be called again after an error."""
+        ...
+
+    def drop(self) -> None:
+        """What is left of it goes; called at the end, whether it was published or not. Blocks: called in a thread."""
+        ...
+
+
 class ObjectStore(Protocol):
     """`url` is how others address the prefix: `file:///dir` or `s3://bucket/prefix`."""
 
@@ -29,6 +45,10 @@ class ObjectStore(Protocol):
 
     async def put_new(self, key: str, data: bytes | memoryview, sha256: str) -> None:
         """Create the object durably; one that is already there is Conflict(object_exists), whatever it holds."""
+        ...
+
+    def stage(self) -> Staged:
+        """The beginning of an object that comes in pieces and is named when it is whole."""
         ...
 
     async def replace(self, key: str, data: bytes, etag: str | None) -> str:

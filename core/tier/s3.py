@@ -28,6 +28,7 @@ from millpond.core.limits import (
 from millpond.core.tier.keys import check_key
 from millpond.core.tier.objects import ObjectMeta
 from millpond.core.tier.pool import ObjectPool
+from millpond.core.tier.staged import StagedInMemory
 
 T = TypeVar("T")
 
@@ -66,6 +67,10 @@ class S3Objects:
             s3.put_object(Bucket=self._bucket, **request)
 
         await self._call("put", key, put, len(data))
+
+    def stage(self) -> StagedInMemory:
+        """In memory: S3 wants the length and the checksum before the first byte."""
+        return StagedInMemory(self.put_new)
 
     async def replace(self, key: str, data: bytes, etag: str | None) -> str:
         name = self._prefix + check_key(key)

@@ -1,6 +1,6 @@
-"""Brings an encoded object into the tier and its row into the manifest: `Committer`.
+"""Brings a made object into the tier and its row into the manifest: `Committer`.
 
-    tier_start (row STARTED) -> put_new -> head (size and checksum) -> tier_commit (one transaction)
+    tier_start (row STARTED) -> put (appears, size and checksum compared) -> tier_commit (one transaction)
 
 Whatever happens between two steps, the manifest names only objects that were verified, and each offset once:
 a crash leaves at most an object without a COMMITTED row, which the sweep deletes. A step of unknown outcome is
@@ -10,13 +10,12 @@ resolved before anything else is done: a PUT by comparing what is there, a commi
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
+from collections.abc import Awaitable, Callable
 
 from millpond.core.clock import Random
-from millpond.core.errors import Conflict, Internal, MillpondError, NotFound, Unavailable
+from millpond.core.errors import MillpondError, Unavailable
 from millpond.core.limits import OBJECT_PAUSE_SECONDS, SEAL_COMMIT_ATTEMPTS
-from millpond.core.tier.objects import ObjectStore
 from millpond.metadata.client import MetadataClient, TierObject
 
 log = logging.getLogger(__name__)
@@ -25,18 +24,19 @@ log = logging.getLogger(__name__)
 class Committer:
     """One object at a time. `store_group` and `epoch` fence every change of the manifest."""
 
-    def __init__(self, objects: ObjectStore, metadata: MetadataClient, random: Random) -> None:
-        self._objects = objects
+    def __init__(self, metadata: MetadataClient, random: Random) -> None:
         self._metadata = metadata
         self._random = random
         self._unresolved: TierObject | None = None
 
-    async def commit(self, store_group: str, epoch: int, obj: TierObject, data: bytes | memoryview) -> None:
-        """All four steps. Raises Unavailable, Conflict(epoch_superseded, manifest_conflict), Internal(tier_corrupt)."""
+    async def commit(self, store_group: str, epoch: int, obj: TierObject, put: Callable[[], Awaitable[None]]) -> None:
+        """All steps; `put` is that of `work.Work`.
+
+        Raises Unavailable, Conflict(epoch_superseded, manifest_conflict), Internal(tier_corrupt)."""
         await self.resolve(store_group, epoch)
         await self._metadata.tier_start(store_group, epoch, obj)
         try:
-            await self._upload(obj, data)
+            await put()
         except MillpondError:
             await self._abort(obj)
             raise
@@ -66,19 +66,6 @@ class Committer:
                 if attempt == SEAL_COMMIT_ATTEMPTS:
                     raise
             await asyncio.sleep(self._random.uniform(0, 2 * OBJECT_PAUSE_SECONDS))
-
-    async def _upload(self, obj: TierObject, data: bytes | memoryview) -> None:
-        try:
-            await self._objects.put_new(obj.path, data, obj.sha256)
-        except Conflict:
-            log.info("%s is already there: an earlier attempt may have put it, comparing", obj.path)
-        try:
-            meta = await self._objects.head(obj.path)
-        except NotFound:
-            raise Unavailable("tier_unavailable", f"{obj.path} was put and is not there") from None
-        sha256 = meta.sha256 or hashlib.sha256(await self._objects.get(obj.path)).hexdigest()
-        if (meta.bytes, sha256) != (obj.bytes, obj.sha256):
-            raise Internal("tier_corrupt", f"{obj.path} holds other bytes than were put", path=obj.path, missing=False)
 
     async def _abort(self, obj: TierObject) -> None:
         try:

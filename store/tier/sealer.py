@@ -1,9 +1,9 @@
 """Carries confirmed messages from the log into the tier: `Sealer`, owned by the store engine.
 
-    policy.due -> run.gather -> run.encode_run -> commit.Committer -> SealSource.tiered
+    policy.due -> Work.make -> commit.Committer (Work.put) -> SealSource.tiered
 
-One run is read and encoded while the one before is hashed, uploaded and committed, so sealing never takes more than
-two runs' memory and what is left of two cores, and never delays an append. Objects of a topic are committed in order.
+One run is read and encoded while the one before is uploaded, verified and committed. Objects of a topic are committed
+in order. The work itself is done elsewhere (`work.Work`), at the lowest priority: it never delays an append.
 Where to go on is asked of the manifest in every pass: a crash at any point repeats work, never offsets. While the tier
 or the metadata is away, produce goes on and the log keeps everything.
 """
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import NamedTuple
 
 import msgspec
 
@@ -20,18 +19,17 @@ from millpond.core.clock import Clock, Random
 from millpond.core.config import TierConfig
 from millpond.core.errors import MillpondError, NotFound, Unavailable
 from millpond.core.limits import SEAL_PAUSE_SECONDS_MOST, SEAL_POSTPONE_BYTES, SEAL_TICK_SECONDS
-from millpond.core.tier.layout import Encoded, object_name
+from millpond.core.tier.layout import object_name
 from millpond.core.tier.objects import ObjectStore
-from millpond.metadata.client import MetadataClient, ObjectRange, TierObject, TopicInfo
+from millpond.metadata.client import MetadataClient, TierObject, TopicInfo
 from millpond.store.client import QueueRef
-from millpond.store.tier.arenas import Arenas
 from millpond.store.tier.commit import Committer
 from millpond.store.tier.in_turn import InTurn
 from millpond.store.tier.policy import due
 from millpond.store.tier.postponement import Postponement
-from millpond.store.tier.run import Lost, Run, Wanted, encode_run, gather
+from millpond.store.tier.run import Wanted
 from millpond.store.tier.source import SealSource
-from millpond.store.tier.threads import SealThreads
+from millpond.store.tier.work import Job, Made, Work
 
 log = logging.getLogger(__name__)
 __all__ = ["SealSource", "Sealer"]
@@ -50,25 +48,13 @@ class SealCounters(msgspec.Struct):
     seal_lost_rows_total: float = 0  # damaged in the log before they were sealed
 
 
-class Sealed(NamedTuple):
-    """An encoded run on its way into the tier. `ends`: queue id -> where its offsets in it end."""
-
-    topic: TopicInfo
-    epoch: int
-    path: str
-    encoded: Encoded
-    ranges: list[ObjectRange]
-    ends: dict[int, int]
-    lost: list[Lost]
-    raw_bytes: int
-
-
 class Sealer:
     def __init__(
         self,
         source: SealSource,
         metadata: MetadataClient,
         objects: ObjectStore,
+        work: Work,
         config: TierConfig,
         clock: Clock,
         random: Random,
@@ -77,14 +63,13 @@ class Sealer:
         """`postpone_bytes`: what may be appended while full runs wait for a quieter moment (`postponement`)."""
         self._source = source
         self._objects = objects
+        self._work = work
         self._metadata = metadata
         self._config = config
         self._clock = clock
         self._random = random
-        self._committer = Committer(objects, metadata, random)
+        self._committer = Committer(metadata, random)
         self._postponement = Postponement(postpone_bytes)
-        self._threads = SealThreads()
-        self._arenas = Arenas(2)  # one is encoded into while the other is uploaded
         self._one = asyncio.Lock()
         self._last_queue: dict[
             int, int
@@ -100,7 +85,7 @@ class Sealer:
                 if failures:
                     await self._objects.check()
                 if not await self.seal_once(self._clock.wall_ms()):
-                    self._arenas.release()
+                    await self._work.rest()
                 failures, self.last_error = 0, ""
             except MillpondError as error:
                 if error.code == "epoch_superseded":
@@ -148,9 +133,9 @@ class Sealer:
     def counters(self) -> dict[str, float]:
         return msgspec.structs.asdict(self._counted)
 
-    def close(self) -> None:
-        """End the threads; the owner has cancelled `loop` before."""
-        self._threads.close()
+    async def close(self) -> None:
+        """End the work; the owner has cancelled `loop` before."""
+        await self._work.close()
 
     async def _woken(self) -> None:
         try:
@@ -174,16 +159,20 @@ class Sealer:
         objects = 0
         async with InTurn() as commits:
             while now_ms is None or await self._is_due(topic_id, now_ms, commits):
-                wanted = Wanted(self._in_turn(topic_id, queues), tiered, kept, ends)
+                wanted = self._wanted(topic_id, queues, tiered, kept, ends)
                 oldest_ts = self._source.unsealed(topic_id)[1]
-                run = await gather(self._source, wanted, oldest_ts, self._config.seal_bytes, self._threads)
-                if run is None:
+                started, epoch = self._clock.monotonic(), self._source.epoch
+                made = await self._work.make(Job(topic_id, epoch, wanted, oldest_ts, self._config.seal_bytes))
+                if made is None:
                     break
-                sealed = await self._encode(topic, run, sum(tiered.values()))
-                self._last_queue[topic_id] = run.pieces[-1].queue.queue
-                tiered = tiered | run.ends
-                del run  # its rows are in the object: the memory is free for the next one
-                await commits.put(self._commit(sealed))
+                self._counted.seal_seconds_total += self._clock.monotonic() - started
+                try:
+                    await commits.put(self._commit(topic, epoch, made, sum(tiered.values())))
+                except BaseException:
+                    await self._work.drop(made)
+                    raise
+                self._took_turns(topic_id, made)
+                tiered = tiered | made.ends
                 objects += 1
         return objects, tiered
 
@@ -208,49 +197,53 @@ class Sealer:
             self._source.tiered(queue_id, end)
         return tiered
 
-    def _in_turn(self, topic_id: int, queues: list[QueueRef]) -> list[QueueRef]:
-        """Beginning after the queue that the last run ended with, so that no queue waits for ever."""
+    def _wanted(
+        self, topic_id: int, queues: list[QueueRef], tiered: dict[int, int], kept: dict[int, int], ends: dict[int, int]
+    ) -> Wanted:
+        """The turn is that of the queues behind the one that the last run ended with, so that no queue waits for ever;
+        the others have what those leave."""
         last = self._last_queue.get(topic_id, -1)
-        return [q for q in queues if q.queue > last] + [q for q in queues if q.queue <= last]
+        leading = sum(queue.queue <= last for queue in queues)
+        if leading == len(queues):
+            leading = 0
+        turn = sum(self._source.unsealed_of(queue.queue_id) for queue in queues[leading:])
+        return Wanted(queues, tiered, kept, ends, leading, max(0, self._config.seal_bytes - turn))
 
-    async def _encode(self, topic: TopicInfo, run: Run, sequence: int) -> Sealed:
-        started = self._clock.monotonic()
-        epoch = self._source.epoch
-        encoded, ranges = await encode_run(run, topic.topic_id, epoch, self._threads, self._arenas)
-        path = object_name(topic.tenant, topic.tier_name, run.first_ts, sequence, epoch, self._random.bytes(8))
-        self._counted.seal_seconds_total += self._clock.monotonic() - started
-        return Sealed(topic, epoch, path, encoded, ranges, run.ends, run.lost, run.bytes)
+    def _took_turns(self, topic_id: int, made: Made) -> None:
+        taken, last = [each.queue for each in made.ranges], self._last_queue.get(topic_id, -1)
+        self._last_queue[topic_id] = max([queue for queue in taken if queue > last] or taken)
 
-    async def _commit(self, sealed: Sealed) -> None:
-        """Hash, upload and commit."""
+    async def _commit(self, topic: TopicInfo, epoch: int, made: Made, sequence: int) -> None:
+        """Upload, verify and commit."""
         started = self._clock.monotonic()
-        encoded = sealed.encoded
+        path = object_name(topic.tenant, topic.tier_name, made.first_ts, sequence, epoch, self._random.bytes(8))
         obj = TierObject(
             object_id=self._random.bytes(16).hex(),
-            topic_id=sealed.topic.topic_id,
-            path=sealed.path,
-            bytes=len(encoded.data),
-            sha256=await self._threads.run(lambda: encoded.sha256),
-            footer_bytes=encoded.footer_bytes,
-            ranges=sealed.ranges,
+            topic_id=topic.topic_id,
+            path=path,
+            bytes=made.bytes,
+            sha256=made.sha256,
+            footer_bytes=made.footer_bytes,
+            ranges=made.ranges,
         )
-        await self._committer.commit(self._source.store_group, sealed.epoch, obj, encoded.data)
-        for queue_id, end in sealed.ends.items():
+        try:
+            await self._committer.commit(self._source.store_group, epoch, obj, lambda: self._work.put(made, path))
+        finally:
+            await self._work.drop(made)
+        for queue_id, end in made.ends.items():
             self._source.tiered(queue_id, end)
-        self._tell(sealed)
-        self._arenas.give_back(encoded.memory)  # after a failure it is not: a thread may still be reading it
+        self._tell(topic, path, made)
         self._counted.seal_seconds_total += self._clock.monotonic() - started
 
-    def _tell(self, sealed: Sealed) -> None:
-        for lost in sealed.lost:
+    def _tell(self, topic: TopicInfo, path: str, made: Made) -> None:
+        for lost in made.lost:
             self._counted.seal_lost_rows_total += lost.end - lost.first
             log.error(
                 "topic %s, queue %d: messages %d to %d are not in the tier, sealing goes on behind them: %s",
-                sealed.topic.name, lost.queue.queue, lost.first, lost.end - 1, lost.reason,
+                topic.name, lost.queue.queue, lost.first, lost.end - 1, lost.reason,
             )  # fmt: skip
-        size = len(sealed.encoded.data)
         self._counted.seal_objects_total += 1
-        self._counted.seal_rows_total += sum(each.rows for each in sealed.ranges)
-        self._counted.seal_raw_bytes_total += sealed.raw_bytes
-        self._counted.seal_bytes_total += size
-        log.info("sealed %s: %d bytes of %d raw", sealed.path, size, sealed.raw_bytes)
+        self._counted.seal_rows_total += sum(each.rows for each in made.ranges)
+        self._counted.seal_raw_bytes_total += made.raw_bytes
+        self._counted.seal_bytes_total += made.bytes
+        log.info("sealed %s: %d bytes of %d raw", path, made.bytes, made.raw_bytes)

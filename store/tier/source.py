@@ -41,6 +41,10 @@ class SealSource(Protocol):
         """Estimates: raw bytes not tiered yet, and the oldest such message's store timestamp (ms)."""
         ...
 
+    def unsealed_of(self, queue_id: int) -> int:
+        """The same of one queue, bytes only."""
+        ...
+
     async def frames(self, queue_id: int, offset: int, end: int, max_bytes: int) -> list[StoredFrame]:
         """Confirmed local frames from the one that holds `offset` to the one that holds `end - 1`, consecutive; at
         least one when there is one, then as many as take `max_bytes`.

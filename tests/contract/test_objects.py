@@ -20,13 +20,13 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 from moto.server import ThreadedMotoServer
+from support.objects import encode
 
 from millpond.core.clock import SystemClock, SystemRandom
 from millpond.core.config import TierConfig
 from millpond.core.errors import BadRequest, Conflict, NotFound
 from millpond.core.limits import MIB
 from millpond.core.schema import TIER_SCHEMA, TIMESTAMP
-from millpond.core.tier.layout import encode
 from millpond.core.tier.objects import ObjectStore
 from millpond.core.tier.open import open_objects
 from millpond.core.tier.reader import ObjectRef, TierReader

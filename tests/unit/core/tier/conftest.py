@@ -7,10 +7,10 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow as pa
 import pytest
+from support.objects import Encoded, encode
 
 from millpond.core.errors import NotFound
 from millpond.core.schema import PROPERTIES_TYPE, TIER_SCHEMA, TIMESTAMP
-from millpond.core.tier.layout import Encoded, encode
 from millpond.core.tier.reader import ObjectRef
 
 NOON = 1_700_049_600_000

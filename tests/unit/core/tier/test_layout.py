@@ -13,10 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.objects import Encoded, encode
 
 from millpond.core.limits import MIB, ROW_GROUP_BYTES, ROW_GROUPS_PER_OBJECT, SEAL_QUEUES
 from millpond.core.schema import PROPERTIES_TYPE, TIER_SCHEMA, TIMESTAMP
-from millpond.core.tier.layout import Encoded, Footer, decode_group, encode, object_name, parse_footer, split
+from millpond.core.tier.layout import Footer, decode_group, object_name, parse_footer, split
 from millpond.core.tier.rows import row_bytes
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "tier_object_v1.parquet"

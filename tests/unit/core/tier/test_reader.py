@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from support.objects import Encoded, encode
 
 from millpond.core.clock import SystemClock
 from millpond.core.errors import Internal, TooManyRequests, Unavailable
 from millpond.core.limits import COLD_READS_WAITING, MIB
 from millpond.core.schema import TIER_SCHEMA
-from millpond.core.tier.layout import Encoded, encode
 from millpond.core.tier.reader import ObjectRef, TierReader
 from millpond.core.tier.rows import row_bytes
 

@@ -19,6 +19,7 @@ from millpond.core.tier.directory import DirectoryObjects
 from millpond.metadata.client import TierObject, TopicInfo, TopicSettings
 from millpond.metadata.local import LocalMetadata
 from millpond.store.client import QueueRef, StoredFrame
+from millpond.store.tier.making import LocalWork
 from millpond.store.tier.sealer import Sealer
 
 NOON = 1_700_049_600_000  # 2023-11-15 12:00 UTC
@@ -99,6 +100,10 @@ class FakeSource:
         left = [f for q, frames in self.log.items() for f in frames if f.first_offset >= self.told.get(q, 0)]
         return sum(f.payload_size for f in left), min((f.store_ts for f in left), default=0)
 
+    def unsealed_of(self, queue_id: int) -> int:
+        told = self.told.get(queue_id, 0)
+        return sum(f.payload_size for f in self.log[queue_id] if f.first_offset >= told)
+
     async def frames(self, queue_id: int, offset: int, end: int, max_bytes: int) -> list[StoredFrame]:
         self.reads += 1
         found: list[StoredFrame] = []
@@ -137,14 +142,16 @@ class World:
 
     def new_sealer(self, **other: Any) -> Sealer:
         parts = {"metadata": self.metadata, "objects": self.objects, "config": self.config} | other
-        return Sealer(self.source, parts["metadata"], parts["objects"], parts["config"], self.clock, SystemRandom())
+        work = LocalWork(self.source, parts["objects"])
+        metadata, objects, config = parts["metadata"], parts["objects"], parts["config"]
+        return Sealer(self.source, metadata, objects, work, config, self.clock, SystemRandom())
 
     async def restart(self, **other: Any) -> Sealer:
         """The store starts again, as after a crash: a new epoch, and nothing remembered."""
         store = await self.metadata.register_store("a", "node", "")
         self.source.epoch = store.epoch
         self.source.told = {}
-        self.sealer.close()
+        await self.sealer.close()
         self.sealer = self.new_sealer(**other)
         return self.sealer
 
@@ -165,6 +172,6 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     world = World(tmp_path, metadata)
     await world.start()
     yield world
-    world.sealer.close()
+    await world.sealer.close()
     await world.objects.close()
     await metadata.close()

@@ -15,6 +15,7 @@ import pytest
 from millpond.core.errors import Conflict, Internal, Unavailable
 from millpond.core.limits import MIB, SEAL_QUEUES
 from millpond.core.schema import PAYLOAD_COLUMNS, TAG, TIER_SCHEMA
+from millpond.core.tier.staged import StagedInMemory
 from millpond.metadata.client import TopicSettings
 from millpond.store.client import StoredFrame
 
@@ -34,6 +35,9 @@ class Faulty:
 
     def __init__(self, target: Any, before: Callable[[str], None] | None, after: Callable[[str], None] | None) -> None:
         self.target, self.before, self.after = target, before, after
+
+    def stage(self) -> StagedInMemory:
+        return StagedInMemory(self.put_new)
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self.target, name)
@@ -228,7 +232,7 @@ async def test_after_midnight_only_the_old_day_is_due(world: World) -> None:
 
 async def test_a_run_closes_at_its_size(world: World) -> None:
     """A run takes what makes one object and leaves the rest; a round stops when less than that is left."""
-    world.sealer.close()
+    await world.sealer.close()
     world.config = msgspec.structs.replace(world.config, seal_bytes=MIB)
     world.sealer = world.new_sealer()
     for _ in range(25):
@@ -240,7 +244,7 @@ async def test_a_run_closes_at_its_size(world: World) -> None:
 
 async def test_no_queue_waits_for_ever(world: World) -> None:
     """Runs begin after the queue that the last one ended with: a busy queue does not starve its neighbours."""
-    world.sealer.close()
+    await world.sealer.close()
     world.config = msgspec.structs.replace(world.config, seal_bytes=100_000)
     world.sealer = world.new_sealer()
     for _ in range(10):

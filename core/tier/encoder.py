@@ -1,0 +1,178 @@
+"""Rows into the bytes of a tier object (`layout`), one row group after the other: `ObjectEncoder`.
+
+Rows come in as they are read and the bytes go out as they are made, so an object of any size takes the memory of one
+row group and its pages, which is used again for the next: little enough to stay in a processor's cache, and none of it
+fresh. Fresh memory, and an encoder that sweeps the caches, are what others on the machine would notice of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import google_crc32c
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from millpond.core.limits import ROW_GROUP_BYTES, ROW_GROUPS_PER_OBJECT, SEAL_BYTES, TIER_FOOTER_BYTES
+from millpond.core.schema import TIER_SCHEMA, TIER_VERSION
+from millpond.core.tier.layout import (
+    FOOTER_KEY,
+    FOOTER_MAGIC,
+    GUARD_BYTES,
+    PARQUET,
+    Footer,
+    QueueRange,
+    RowGroup,
+    split,
+)
+from millpond.core.tier.rows import row_bytes
+
+Write = Callable[[memoryview], None]
+
+
+class Encoded(NamedTuple):
+    """What the manifest keeps of an object. `footer_bytes`: how much of its end is the footer."""
+
+    bytes: int
+    footer_bytes: int
+    ranges: list[QueueRange]
+
+
+class ObjectEncoder:
+    """One object. Everything here blocks, nearly all of it outside the interpreter: call it in a thread."""
+
+    def __init__(self, write: Write, topic_id: int, epoch: int, most_bytes: int = SEAL_BYTES) -> None:
+        """`write` takes the object's bytes in their order, and has copied them when it returns. `most_bytes` raw are
+        planned for it; a few frames more are fine."""
+        self._sink = _Sink(write)
+        self._file = pa.PythonFile(self._sink, mode="w")
+        self._writer = pq.ParquetWriter(self._file, TIER_SCHEMA, **PARQUET)
+        self._topic_id = topic_id
+        self._epoch = epoch
+        # The number of row groups is bounded, and each queue may end with a short one: the others grow where a run is
+        # of more than the usual size.
+        self._group_bytes = max(ROW_GROUP_BYTES, 2 * most_bytes // (ROW_GROUPS_PER_OBJECT // 2))
+        self._queue = -1
+        self._rows: list[pa.Table] = []
+        self._sizes: list[npt.NDArray[np.int64]] = []
+        self._groups: list[RowGroup] = []
+        self._ranges: list[QueueRange] = []
+
+    def add(self, queue: int, rows: pa.Table) -> int:
+        """Consecutive rows of `queue` (TIER_SCHEMA), behind those before; queues ascend. Their raw bytes."""
+        if queue != self._queue:
+            assert queue > self._queue, "queues ascend"
+            self._end_queue()
+            self._queue = queue
+        sizes = row_bytes(rows)
+        self._rows.append(rows)
+        self._sizes.append(sizes)
+        self._write_whole_groups()
+        return int(sizes.sum())
+
+    def finish(self) -> Encoded:
+        """The object is whole: everything was written."""
+        self._end_queue()
+        assert len(self._groups) <= ROW_GROUPS_PER_OBJECT, "at most 32 queues, and groups of twice their share"
+        footer = Footer(TIER_VERSION, self._topic_id, self._epoch, self._ranges, self._groups)
+        self._writer.add_key_value_metadata({FOOTER_KEY: msgspec.json.encode(footer)})
+        tail = self._sink.hold(GUARD_BYTES)
+        self._writer.close()
+        self._sink.release(FOOTER_MAGIC + google_crc32c.value(bytes(tail)).to_bytes(4, "little"))
+        footer_bytes = GUARD_BYTES + len(tail)
+        assert footer_bytes <= TIER_FOOTER_BYTES, "64 row groups describe themselves in far less"
+        return Encoded(self._sink.position, footer_bytes, self._ranges)
+
+    def _end_queue(self) -> None:
+        if self._rows:
+            self._write_group(pa.concat_tables(self._rows))
+            self._rows, self._sizes = [], []
+
+    def _write_whole_groups(self) -> None:
+        """All but the last, which may still grow."""
+        *whole, last = split(np.concatenate(self._sizes), self._group_bytes)
+        if whole:
+            rows = pa.concat_tables(self._rows)
+            for start, end in whole:
+                self._write_group(rows.slice(start, end - start))
+            self._rows = [rows.slice(last[0])]
+            self._sizes = [np.concatenate(self._sizes)[last[0] :]]
+
+    def _write_group(self, rows: pa.Table) -> None:
+        at = self._sink.position
+        self._sink.crc = 0
+        self._writer.write_table(rows, row_group_size=rows.num_rows)
+        size, span = self._sink.position - at, _range_of(rows)
+        self._groups.append(
+            RowGroup(
+                span.queue, span.first, rows.num_rows, at, size, self._sink.crc, span.max_store_ts, span.max_born_ts
+            )
+        )
+        if self._ranges and self._ranges[-1].queue == span.queue:
+            span = _joined(self._ranges.pop(), span)
+        self._ranges.append(span)
+
+
+class _Sink:
+    """A file for the Parquet writer. `crc`: CRC32C of what was written since it was set to 0."""
+
+    closed = False
+
+    def __init__(self, write: Write) -> None:
+        self._write = write
+        self._held: bytearray | None = None
+        self.position = 0
+        self.crc = 0
+
+    def write(self, data: bytes) -> int:
+        if self._held is not None:
+            self._held += data
+        else:
+            self.crc = google_crc32c.extend(self.crc, data)
+            self._write(memoryview(data))
+        self.position += len(data)
+        return len(data)
+
+    def hold(self, before: int) -> bytearray:
+        """What follows is kept; `before` bytes will come before it."""
+        self.position += before
+        self._held = bytearray()
+        return self._held
+
+    def release(self, before: bytes) -> None:
+        assert self._held is not None
+        self._write(memoryview(before))
+        self._write(memoryview(self._held))
+
+    def tell(self) -> int:
+        return self.position
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def _range_of(rows: pa.Table) -> QueueRange:
+    queue, first = rows.column("queue")[0].as_py(), rows.column("offset")[0].as_py()
+    store = pc.min_max(rows.column("store_ts").cast(pa.int64()))
+    born = pc.min_max(rows.column("born_ts").cast(pa.int64()))
+    clocks = (store["min"].as_py(), store["max"].as_py(), born["min"].as_py(), born["max"].as_py())
+    return QueueRange(queue, first, first + rows.num_rows, *clocks)
+
+
+def _joined(one: QueueRange, behind: QueueRange) -> QueueRange:
+    """The range of both."""
+    assert one.end == behind.first, "consecutive rows"
+    born = [
+        each for each in (one.min_born_ts, behind.min_born_ts, one.max_born_ts, behind.max_born_ts) if each is not None
+    ]
+    return QueueRange(
+        one.queue, one.first, behind.end,
+        min(one.min_store_ts, behind.min_store_ts), max(one.max_store_ts, behind.max_store_ts),
+        min(born, default=None), max(born, default=None),
+    )  # fmt: skip

@@ -1,0 +1,107 @@
+"""Files written and read beside a log on the same disk: `GentleFile`, `read_through`.
+
+What a log's fdatasync waits for is the file system's journal and pages that wait to be written. So a file that nobody
+reads soon goes to the disk past the page cache (O_DIRECT), in steps, into blocks taken many at a time, and is synced
+once, at its end. Beside 250 MB/s of it a log's fdatasync of 4 KiB took 0.25 to 0.6 ms at p99 (0.22 alone); through the
+page cache with a sync after each MiB 5 to 8 ms. What a file system cannot do is done the usual way.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from millpond.core.limits import KIB, MIB
+
+STEP_BYTES = 256 * KIB  # one system call: on a kernel without preemption nobody else gets the core meanwhile
+ALLOCATE_BYTES = 8 * MIB
+_BLOCK_BYTES = 4096
+_DONTCACHE = 0x80  # RWF_DONTCACHE, Linux 6.14: leaves no pages in memory that were not there
+_NOT_POSSIBLE = (errno.EINVAL, errno.EOPNOTSUPP)
+
+
+class GentleFile:
+    """A new file that only grows. All calls block and may raise OSError."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises FileExistsError."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        try:
+            self._fd = os.open(path, flags | os.O_DIRECT, 0o640)
+        except OSError as error:
+            if error.errno not in _NOT_POSSIBLE:
+                raise
+            path.unlink(missing_ok=True)  # some make the file before they refuse
+            self._fd = os.open(path, flags, 0o640)
+        self._buffer = memoryview(mmap.mmap(-1, STEP_BYTES))  # begins at a page, as O_DIRECT wants it
+        self._held = 0
+        self._written = 0
+        self._allocated = 0
+
+    def write(self, data: memoryview) -> None:
+        while data:
+            taken = min(len(data), STEP_BYTES - self._held)
+            self._buffer[self._held : self._held + taken] = data[:taken]
+            self._held += taken
+            data = data[taken:]
+            if self._held == STEP_BYTES:
+                self._step(STEP_BYTES)
+
+    def sync(self) -> None:
+        """What was written is durable, and all there is; nothing is written after it. May be called again."""
+        if self._held:
+            whole = -(-self._held // _BLOCK_BYTES) * _BLOCK_BYTES
+            self._buffer[self._held : whole] = bytes(whole - self._held)
+            self._step(whole)
+        if os.fstat(self._fd).st_size != self._written:
+            os.ftruncate(self._fd, self._written)
+        os.fsync(self._fd)
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _step(self, length: int) -> None:
+        """The first `length` bytes of the buffer, of which `_held` count."""
+        if self._written + length > self._allocated:
+            os.posix_fallocate(self._fd, self._allocated, ALLOCATE_BYTES)
+            self._allocated += ALLOCATE_BYTES
+        done = 0
+        while done < length:
+            done += self._put(self._buffer[done:length], self._written + done)
+        self._written += self._held
+        self._held = 0
+
+    def _put(self, data: memoryview, at: int) -> int:
+        try:
+            return os.pwrite(self._fd, data, at)
+        except OSError as error:
+            flags = fcntl.fcntl(self._fd, fcntl.F_GETFL)
+            if error.errno not in _NOT_POSSIBLE or not flags & os.O_DIRECT:
+                raise
+            fcntl.fcntl(self._fd, fcntl.F_SETFL, flags & ~os.O_DIRECT)
+            return os.pwrite(self._fd, data, at)
+
+
+def read_through(handle: int) -> Iterator[memoryview]:
+    """All of an open file, in steps; what was given is overwritten by the next one."""
+    buffer = memoryview(bytearray(STEP_BYTES))
+    at, flag = 0, _DONTCACHE
+    while True:
+        try:
+            got = os.preadv(handle, [buffer], at, flag)
+        except OSError as error:
+            if not flag or error.errno not in _NOT_POSSIBLE:
+                raise
+            flag = 0
+            continue
+        if not got:
+            return
+        yield buffer[:got]
+        at += got

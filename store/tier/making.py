@@ -1,0 +1,182 @@
+"""Sealing's work in this process: `LocalWork`.
+
+    frames, some MiB (source) -> rows, row group (encoder) -> hash, staged object (stream)
+
+The three go on side by side in threads of the lowest priority, a few MiB apart, so a run of any size takes some 20 MiB.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import deque
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from itertools import count
+
+from millpond.core.errors import Conflict, Internal, NotFound, Unavailable
+from millpond.core.limits import MIB, SEAL_STEP_SECONDS, SEAL_STREAM_BUFFERS
+from millpond.core.tier.encoder import ObjectEncoder
+from millpond.core.tier.objects import ObjectStore, Staged
+from millpond.core.tier.rows import rows_of
+from millpond.metadata.client import ObjectRange
+from millpond.store.client import QueueRef, StoredFrame
+from millpond.store.tier.in_time import in_time
+from millpond.store.tier.in_turn import InTurn
+from millpond.store.tier.run import DAY_MS, FrameSource, Piece, gather
+from millpond.store.tier.threads import SealThreads
+from millpond.store.tier.work import Job, Made
+
+Breathe = Callable[[int], Awaitable[None]]
+"""Awaited after each piece of so many raw bytes: whoever is in no hurry waits in it."""
+
+
+async def _at_once(_size: int) -> None: ...
+
+
+class LocalWork:
+    def __init__(self, source: FrameSource, objects: ObjectStore, breathe: Breathe = _at_once) -> None:
+        self._source = source
+        self._objects = objects
+        self._breathe = breathe
+        self._threads = SealThreads()
+        self._staged: dict[int, Staged] = {}
+        self._numbers = count(1)
+
+    async def make(self, job: Job) -> Made | None:
+        number = next(self._numbers)
+        self._staged[number] = staged = self._objects.stage()
+        try:
+            made = await self._make(number, staged, job)
+        except BaseException:
+            self._drop(number)
+            raise
+        if made is None:
+            self._drop(number)
+        return made
+
+    async def _make(self, number: int, staged: Staged, job: Job) -> Made | None:
+        run = _Run(staged, job, self._threads)
+
+        async def take(queue: QueueRef, frames: list[StoredFrame], offset: int) -> None:
+            async with in_time("encode a row group"):
+                await encoding.put(self._threads.run(lambda: run.add(queue, frames, offset)))
+            await self._breathe(sum(frame.payload_size for frame in frames))
+
+        try:
+            async with InTurn() as encoding:  # the next frames are read meanwhile
+                pieces = await gather(self._source, job.wanted, job.oldest_ts, job.most_bytes, take)
+                async with in_time("encode a row group"):
+                    await encoding.finish()
+            if not pieces:
+                return None
+            async with in_time("write the end of an object"):
+                return await self._threads.run(lambda: run.finish(number, pieces))
+        finally:
+            run.stop()
+
+    async def put(self, made: Made, path: str) -> None:
+        with suppress(Conflict):  # an earlier attempt may have put it: comparing tells
+            await self._staged[made.number].publish(path, made.sha256)
+        try:
+            meta = await self._objects.head(path)
+        except NotFound:
+            raise Unavailable("tier_unavailable", f"{path} was put and is not there") from None
+        sha256 = meta.sha256 or hashlib.sha256(await self._objects.get(path)).hexdigest()
+        if (meta.bytes, sha256) != (made.bytes, made.sha256):
+            raise Internal("tier_corrupt", f"{path} holds other bytes than were put", path=path, missing=False)
+
+    async def drop(self, made: Made) -> None:
+        dropping = self._drop(made.number)
+        if dropping is not None:
+            await asyncio.wait([asyncio.wrap_future(dropping)], timeout=SEAL_STEP_SECONDS)
+
+    def _drop(self, number: int) -> Future[None] | None:
+        """Behind what is still being written."""
+        staged = self._staged.pop(number, None)
+        return self._threads.behind(staged.drop) if staged is not None else None
+
+    async def rest(self) -> None: ...
+
+    async def close(self) -> None:
+        """What is staged goes; the threads end."""
+        for number in list(self._staged):
+            self._drop(number)
+        self._threads.close()
+
+
+class _Run:
+    """An object on its way. Everything in threads, one call at a time."""
+
+    def __init__(self, staged: Staged, job: Job, threads: SealThreads) -> None:
+        self._stream = _Stream(staged, threads)
+        self._encoder = ObjectEncoder(self._stream.write, job.topic_id, job.epoch, job.most_bytes)
+        self._raw_bytes = 0
+        self._first_ts = 0
+
+    def add(self, queue: QueueRef, frames: list[StoredFrame], offset: int) -> None:
+        """The rows of `frames` from `offset` on."""
+        rows = rows_of(queue.queue, frames).slice(offset - frames[0].first_offset)
+        self._first_ts = frames[0].store_ts // DAY_MS * DAY_MS
+        self._raw_bytes += self._encoder.add(queue.queue, rows)
+
+    def finish(self, number: int, pieces: list[Piece]) -> Made:
+        encoded = self._encoder.finish()
+        ranges = [
+            ObjectRange(
+                piece.queue.queue_id, each.queue, piece.first, each.end, each.end - each.first,
+                each.min_store_ts, each.max_store_ts, each.min_born_ts, each.max_born_ts,
+            )
+            for piece, each in zip(pieces, encoded.ranges, strict=True)
+        ]  # fmt: skip
+        lost = [one for piece in pieces for one in piece.lost]
+        sha256 = self._stream.finish()
+        return Made(number, encoded.bytes, sha256, encoded.footer_bytes, ranges, lost, self._first_ts, self._raw_bytes)
+
+    def stop(self) -> None:
+        """Nothing more is written, whatever still runs. (A Parquet writer that was not closed writes a footer when it
+        is collected.)"""
+        self._stream.stopped = True
+
+
+class _Stream:
+    """An object's bytes on their way from the encoder's thread through the hash into what is staged."""
+
+    def __init__(self, staged: Staged, threads: SealThreads) -> None:
+        self._staged = staged
+        self._threads = threads
+        self._buffers = [memoryview(bytearray(MIB)) for _ in range(SEAL_STREAM_BUFFERS)]
+        self._held = 0
+        self._digest = hashlib.sha256()
+        self._under_way: deque[Future[None]] = deque()
+        self.stopped = False
+
+    def write(self, data: memoryview) -> None:
+        """Copied. Raises what an earlier write has met."""
+        while data and not self.stopped:
+            taken = min(len(data), MIB - self._held)
+            self._buffers[0][self._held : self._held + taken] = data[:taken]
+            self._held += taken
+            data = data[taken:]
+            if self._held == MIB:
+                self._pass_on()
+
+    def finish(self) -> str:
+        """The SHA-256 of everything, in hex, once all of it is staged."""
+        self._pass_on()
+        while self._under_way:
+            self._under_way.popleft().result()
+        return self._digest.hexdigest()
+
+    def _pass_on(self) -> None:
+        if len(self._under_way) == SEAL_STREAM_BUFFERS - 1:
+            self._under_way.popleft().result()
+        data = self._buffers[0][: self._held]
+        self._under_way.append(self._threads.behind(lambda: self._stage(data)))
+        self._buffers.append(self._buffers.pop(0))
+        self._held = 0
+
+    def _stage(self, data: memoryview) -> None:
+        self._digest.update(data)
+        self._staged.write(data)
