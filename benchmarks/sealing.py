@@ -39,14 +39,13 @@ from millpond.core.tier.layout import PARQUET
 from millpond.metadata.client import MetadataClient, TopicInfo, TopicSettings
 from millpond.metadata.local import LocalMetadata
 from millpond.store.client import AppendRequest, QueueAppend, QueueRef
-from millpond.store.disk import SystemDisk
-from millpond.store.engine import Engine
 from millpond.store.local import LocalStore
 
 BATCHES = 480
 BATCH_MESSAGES = 1_000
 PER_TOPIC = 60  # batches of 1 MB: just under SEAL_BYTES, so sealed on demand only
 FILLED = 24  # topics for one round of the probe
+REST_SECONDS = 0.6  # until the store is seen to be at rest: beside work it is sealed at a bounded rate
 OURS, THEIRS = "seal, log to manifest", "pq.write_table"
 
 
@@ -69,12 +68,16 @@ async def _rates(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
 
 async def _seal(batches: list[pa.RecordBatch], setup: Setup) -> float:
     """The sealer is held back until all of them are there."""
-    async with _store(setup.folder) as (engine, metadata, queue):
-        store = LocalStore(engine)
+    async with _store(setup.folder) as (store, metadata, queue):
+        engine, clock = store.engine, SystemClock()
+        metadata.held.set()
+        await store.append(AppendRequest([_append(batches[0], queue)], 10_000))
+        await engine.sealer.seal_topic(queue.topic_id)  # the sealing process is there from here on
+        metadata.held.clear()
         for batch in batches:
             await store.append(AppendRequest([_append(batch, queue)], 10_000))
         await engine.writer.flushed(engine.log.tail)
-        clock = SystemClock()
+        await asyncio.sleep(REST_SECONDS)
         begin = clock.monotonic()
         metadata.held.set()
         await engine.sealer.seal_topic(queue.topic_id)
@@ -139,7 +142,7 @@ class _HeldMetadata:
 
 
 @asynccontextmanager
-async def _store(folder: str) -> AsyncIterator[tuple[Engine, _HeldMetadata, QueueRef]]:
+async def _store(folder: str) -> AsyncIterator[tuple[LocalStore, _HeldMetadata, QueueRef]]:
     """A store in this process, and the queue of a topic."""
     clock, random = SystemClock(), SystemRandom()
     data = tempfile.mkdtemp(prefix="millpond-bench-", dir=folder or None)
@@ -149,12 +152,11 @@ async def _store(folder: str) -> AsyncIterator[tuple[Engine, _HeldMetadata, Queu
     queue = QueueRef(topic.tenant_id, topic.topic_id, topic.queues[0].queue_id, 0)
     config = StoreConfig(data=f"{data}/store", local_bytes=1 << 40)
     held = _HeldMetadata(metadata)
-    disk = SystemDisk(Path(config.data))
-    engine = await Engine.open(config, TierConfig(), disk, cast(MetadataClient, held), objects, clock, random)
+    store = await LocalStore.open(config, TierConfig(), cast(MetadataClient, held), objects, clock, random)
     try:
-        yield engine, held, queue
+        yield store, held, queue
     finally:
-        await engine.close()
+        await store.close()
         await objects.close()
         await metadata.close()
         shutil.rmtree(data)

@@ -109,6 +109,16 @@ SEAL_QUEUES = ROW_GROUPS_PER_OBJECT // 2  # queues in one object: each may end w
 SEAL_READ_BYTES = 4 * MIB  # of frames read from the log in one go
 SEAL_STREAM_BUFFERS = 4  # of 1 MiB each, between the encoder and the disk
 SEAL_STEP_SECONDS = 60  # one step of a run: a few MiB read, encoded or written; else the disk hangs
+SEAL_MESSAGE_BYTES = (
+    16 * MIB
+)  # between a store and its sealing process: the largest, a topic of 1,024 queues, has 200 KiB
+SEAL_SPOTS = 1_024  # frames whose places the sealing process is told at once: about 1 ms of the store's loop
+SEAL_SPOT_BYTES = 64 * MIB  # .. or frames of so much
+SEAL_ALIVE_SECONDS = 5  # how often the sealing process says that it is there
+SEAL_SILENT_SECONDS = 120  # .. and after so long it hangs and is killed; it runs only when nobody else wants the core
+SEAL_END_SECONDS = 5  # to remove what it has staged when it is told to end; then it is killed
+SEAL_REST_SECONDS = 20  # without work: it ends. Another one takes 0.3 s of CPU to start
+SEAL_GENTLE_BYTES_PER_SECOND = 32 * MIB  # sealed while the store is at work, or twice of what is appended
 SEAL_BUSY_BYTES_PER_SECOND = 64 * MIB  # appended faster than this: full runs wait for a quieter moment ..
 SEAL_POSTPONE_SECONDS = 30  # .. for so long
 SEAL_POSTPONE_BYTES = 4 * 1024 * MIB  # .. or so much, or an eighth of `local_bytes`, and not again before it was quiet

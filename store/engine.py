@@ -14,6 +14,7 @@ import logging
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 
 from millpond.core.clock import Clock, Random
@@ -44,8 +45,11 @@ from millpond.store.retention import Retention
 from millpond.store.seal_source import EngineSealSource
 from millpond.store.store_time import StoreTime
 from millpond.store.tail import Tail
+from millpond.store.tier.apart import WorkApart
+from millpond.store.tier.channel import Place
 from millpond.store.tier.making import LocalWork
 from millpond.store.tier.sealer import Sealer
+from millpond.store.tier.work import Work
 from millpond.store.writer import Writer
 
 _log = logging.getLogger("millpond.store")
@@ -64,6 +68,7 @@ class Engine:
         objects: ObjectStore,
         clock: Clock,
         random: Random,
+        seal_apart: bool,
     ) -> None:
         self.config = config
         self._tier = tier
@@ -72,6 +77,7 @@ class Engine:
         self._objects = objects
         self._clock = clock
         self._random = random
+        self._seal_apart = seal_apart
         self.failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         self._tasks = Tasks(self._on_death)
         self._calls: set[asyncio.Task[Any]] = set()
@@ -92,9 +98,11 @@ class Engine:
         objects: ObjectStore,
         clock: Clock,
         random: Random,
+        seal_apart: bool = False,
     ) -> Engine:
-        """Recover what is on the disk and start. Raises DirectoryRefused, Conflict(epoch_superseded), OSError."""
-        engine = cls(config, tier, disk, metadata, objects, clock, random)
+        """Recover what is on the disk and start. `seal_apart`: sealing has a process of its own (which reads
+        `config.data` itself, whatever `disk` is). Raises DirectoryRefused, Conflict(epoch_superseded), OSError."""
+        engine = cls(config, tier, disk, metadata, objects, clock, random, seal_apart)
         try:
             await engine._start()
         except BaseException:
@@ -163,7 +171,7 @@ class Engine:
             self.seal_source,
             self._metadata,
             self._objects,
-            LocalWork(self.seal_source, self._objects),
+            self._seal_work(),
             self._tier,
             self._clock,
             self._random,
@@ -188,6 +196,13 @@ class Engine:
             (config.checkpoint_bytes, config.checkpoint_frames),
         )
         self.appends = Appends(self.tail, self.writer, self.housekeeping, self.seal_source.note, self._awaited)
+
+    def _seal_work(self) -> Work:
+        if not self._seal_apart:
+            return LocalWork(self.seal_source, self._objects)
+        place = Place(self.config.data, self.log.segment_bytes, self.log.seed)
+        tier = msgspec.structs.replace(self._tier, url=self._objects.url)
+        return WorkApart(self.seal_source, place, tier, self._clock)
 
     def _spawn_loops(self) -> None:
         spawn = self._tasks.spawn

@@ -66,7 +66,7 @@ class LocalStore:
     ) -> LocalStore:
         """Recover the data directory `config.data` and start. Raises DirectoryRefused, OSError."""
         disk = await asyncio.get_running_loop().run_in_executor(None, SystemDisk, Path(config.data))
-        return cls(await Engine.open(config, tier, disk, metadata, objects, clock, random))
+        return cls(await Engine.open(config, tier, disk, metadata, objects, clock, random, seal_apart=True))
 
     @property
     def failed(self) -> asyncio.Future[BaseException]:

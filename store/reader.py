@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import google_crc32c
 import msgspec
@@ -27,7 +27,7 @@ from millpond.core.frame import HEADER_BYTES, FrameHeader, unpack_header
 from millpond.core.limits import BEGUN_BYTES, KIB, MIB
 from millpond.core.priority import yield_to_others
 from millpond.store.client import StoredFrame
-from millpond.store.commitlog import CommitLog, Segment
+from millpond.store.commitlog import Segment
 from millpond.store.directory import FrameSpot
 from millpond.store.flushes import Flushes
 from millpond.store.recent import Recent
@@ -55,9 +55,22 @@ class DamagedFrame(Exception):
         self.end = end
 
 
+class Segments(Protocol):
+    """What is needed of the log (`commitlog.CommitLog`)."""
+
+    @property
+    def seed(self) -> int: ...
+    @property
+    def first_position(self) -> int: ...
+    @property
+    def segments(self) -> list[Segment]: ...
+    def segment_of(self, position: int) -> Segment | None: ...
+    def read_header(self, position: int) -> FrameHeader | None: ...
+
+
 class FrameReader:
     def __init__(
-        self, log: CommitLog, recent: Recent, quarantine: Callable[[int, int], None], flushes: Flushes
+        self, log: Segments, recent: Recent, quarantine: Callable[[int, int], None], flushes: Flushes
     ) -> None:
         """`quarantine(position, end)` is told of every damaged range. While `flushes` are awaited, the disk is read
         gently."""

@@ -53,6 +53,12 @@ class EngineSealSource:
     def appended_bytes(self) -> int:
         return self._appended_bytes
 
+    @property
+    def open_from(self) -> int:
+        """Where the segment begins that is written to."""
+        log = self._tail.log
+        return log.tail - log.tail % log.segment_bytes
+
     def note(self, topic_id: int, size: int) -> None:
         """`size` more bytes of a topic were appended."""
         self._appended_bytes += size
@@ -110,13 +116,17 @@ class EngineSealSource:
         return queue.unsealed_ts
 
     async def frames(self, queue_id: int, offset: int, end: int, max_bytes: int) -> list[StoredFrame]:
+        return await self._reader.frames(await self.spots(queue_id, offset, end, max_bytes, _SPOTS), background=True)
+
+    async def spots(self, queue_id: int, offset: int, end: int, max_bytes: int, most: int) -> list[FrameSpot]:
+        """Where the frames are that `frames` reads, of at most `most` offsets."""
         queue = self._tail.fold.queues.get(queue_id)
         if queue is None:
             raise NotFound("queue_not_found", f"queue {queue_id} was deleted")
         end = min(end, queue.confirmed_end)
         if offset >= end:
             return []
-        spots = await self._tail.directory.spots(queue_id, offset, min(_SPOTS, end - offset))
+        spots = await self._tail.directory.spots(queue_id, offset, min(most, end - offset))
         if not spots:
             raise self._missing(queue_id, offset)
         chosen: list[FrameSpot] = []
@@ -126,7 +136,7 @@ class EngineSealSource:
                 break
             chosen.append(spot)
             size += spot.length
-        return await self._reader.frames(chosen, background=True)
+        return chosen
 
     def tiered(self, queue_id: int, end: int) -> None:
         queue = self._tail.fold.queues.get(queue_id)

@@ -286,10 +286,9 @@ def _read(path: Path, first: int, end: int | None) -> bytes | pa.Buffer:
 
 def _describe(path: Path, key: str) -> ObjectMeta:
     digest, size = hashlib.sha256(), 0
-    with path.open("rb", buffering=0) as file:
-        for piece in read_through(file.fileno()):
-            digest.update(piece)
-            size += len(piece)
+    for piece in read_through(path):
+        digest.update(piece)
+        size += len(piece)
     return ObjectMeta(key, size, digest.hexdigest())
 
 

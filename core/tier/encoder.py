@@ -1,4 +1,4 @@
-"""Rows into the bytes of a tier object (`layout`), one row group after the other: `ObjectEncoder`.
+"""Rows into the bytes of a tier object (`layout`), one row group after the other: `Grouping`, `ObjectEncoder`.
 
 Rows come in as they are read and the bytes go out as they are made, so an object of any size takes the memory of one
 row group and its pages, which is used again for the next: little enough to stay in a processor's cache, and none of it
@@ -43,41 +43,75 @@ class Encoded(NamedTuple):
     ranges: list[QueueRange]
 
 
-class ObjectEncoder:
-    """One object. Everything here blocks, nearly all of it outside the interpreter: call it in a thread."""
+class Group(NamedTuple):
+    """Rows of one row group, and what its description says of them."""
 
-    def __init__(self, write: Write, topic_id: int, epoch: int, most_bytes: int = SEAL_BYTES) -> None:
-        """`write` takes the object's bytes in their order, and has copied them when it returns. `most_bytes` raw are
-        planned for it; a few frames more are fine."""
-        self._sink = _Sink(write)
-        self._file = pa.PythonFile(self._sink, mode="w")
-        self._writer = pq.ParquetWriter(self._file, TIER_SCHEMA, **PARQUET)
-        self._topic_id = topic_id
-        self._epoch = epoch
+    rows: pa.Table
+    span: QueueRange
+
+
+class Grouping:
+    """Parts rows into row groups, as they come. Blocks a little: call it in a thread."""
+
+    def __init__(self, most_bytes: int = SEAL_BYTES) -> None:
+        """`most_bytes` raw are planned for the object; a few frames more are fine."""
         # The number of row groups is bounded, and each queue may end with a short one: the others grow where a run is
         # of more than the usual size.
         self._group_bytes = max(ROW_GROUP_BYTES, 2 * most_bytes // (ROW_GROUPS_PER_OBJECT // 2))
         self._queue = -1
         self._rows: list[pa.Table] = []
         self._sizes: list[npt.NDArray[np.int64]] = []
+        self.raw_bytes = 0
+
+    def add(self, queue: int, rows: pa.Table) -> list[Group]:
+        """Consecutive rows of `queue` (TIER_SCHEMA), behind those before; queues ascend. The groups that are whole."""
+        assert queue >= self._queue, "queues ascend"
+        groups = self.finish() if queue != self._queue else []
+        self._queue = queue
+        sizes = row_bytes(rows)
+        self.raw_bytes += int(sizes.sum())
+        self._rows.append(rows)
+        self._sizes.append(sizes)
+        *whole, last = split(np.concatenate(self._sizes), self._group_bytes)  # the last one may still grow
+        if whole:
+            rows = pa.concat_tables(self._rows)
+            groups += [_group(rows.slice(start, end - start)) for start, end in whole]
+            self._rows = [rows.slice(last[0])]
+            self._sizes = [np.concatenate(self._sizes)[last[0] :]]
+        return groups
+
+    def finish(self) -> list[Group]:
+        """What is left."""
+        rows, self._rows, self._sizes = self._rows, [], []
+        return [_group(pa.concat_tables(rows))] if rows else []
+
+
+class ObjectEncoder:
+    """One object. Everything here blocks, nearly all of it outside the interpreter: call it in a thread."""
+
+    def __init__(self, write: Write, topic_id: int, epoch: int) -> None:
+        """`write` takes the object's bytes in their order, and has copied them when it returns."""
+        self._sink = _Sink(write)
+        self._file = pa.PythonFile(self._sink, mode="w")
+        self._writer = pq.ParquetWriter(self._file, TIER_SCHEMA, **PARQUET)
+        self._topic_id = topic_id
+        self._epoch = epoch
         self._groups: list[RowGroup] = []
         self._ranges: list[QueueRange] = []
 
-    def add(self, queue: int, rows: pa.Table) -> int:
-        """Consecutive rows of `queue` (TIER_SCHEMA), behind those before; queues ascend. Their raw bytes."""
-        if queue != self._queue:
-            assert queue > self._queue, "queues ascend"
-            self._end_queue()
-            self._queue = queue
-        sizes = row_bytes(rows)
-        self._rows.append(rows)
-        self._sizes.append(sizes)
-        self._write_whole_groups()
-        return int(sizes.sum())
+    def write(self, group: Group) -> None:
+        rows, span = group
+        at = self._sink.position
+        self._sink.crc = 0
+        self._writer.write_table(rows, row_group_size=rows.num_rows)
+        size, crc, clocks = self._sink.position - at, self._sink.crc, (span.max_store_ts, span.max_born_ts)
+        self._groups.append(RowGroup(span.queue, span.first, rows.num_rows, at, size, crc, *clocks))
+        if self._ranges and self._ranges[-1].queue == span.queue:
+            span = _joined(self._ranges.pop(), span)
+        self._ranges.append(span)
 
     def finish(self) -> Encoded:
         """The object is whole: everything was written."""
-        self._end_queue()
         assert len(self._groups) <= ROW_GROUPS_PER_OBJECT, "at most 32 queues, and groups of twice their share"
         footer = Footer(TIER_VERSION, self._topic_id, self._epoch, self._ranges, self._groups)
         self._writer.add_key_value_metadata({FOOTER_KEY: msgspec.json.encode(footer)})
@@ -88,34 +122,9 @@ class ObjectEncoder:
         assert footer_bytes <= TIER_FOOTER_BYTES, "64 row groups describe themselves in far less"
         return Encoded(self._sink.position, footer_bytes, self._ranges)
 
-    def _end_queue(self) -> None:
-        if self._rows:
-            self._write_group(pa.concat_tables(self._rows))
-            self._rows, self._sizes = [], []
 
-    def _write_whole_groups(self) -> None:
-        """All but the last, which may still grow."""
-        *whole, last = split(np.concatenate(self._sizes), self._group_bytes)
-        if whole:
-            rows = pa.concat_tables(self._rows)
-            for start, end in whole:
-                self._write_group(rows.slice(start, end - start))
-            self._rows = [rows.slice(last[0])]
-            self._sizes = [np.concatenate(self._sizes)[last[0] :]]
-
-    def _write_group(self, rows: pa.Table) -> None:
-        at = self._sink.position
-        self._sink.crc = 0
-        self._writer.write_table(rows, row_group_size=rows.num_rows)
-        size, span = self._sink.position - at, _range_of(rows)
-        self._groups.append(
-            RowGroup(
-                span.queue, span.first, rows.num_rows, at, size, self._sink.crc, span.max_store_ts, span.max_born_ts
-            )
-        )
-        if self._ranges and self._ranges[-1].queue == span.queue:
-            span = _joined(self._ranges.pop(), span)
-        self._ranges.append(span)
+def _group(rows: pa.Table) -> Group:
+    return Group(rows, _range_of(rows))
 
 
 class _Sink:

@@ -14,7 +14,6 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable
-from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -25,6 +24,7 @@ from millpond.client.command import exits
 from millpond.core.clock import SystemClock
 from millpond.core.config import Config
 from millpond.core.errors import MillpondError, StartupError
+from millpond.core.lean import do_without_pandas
 from millpond.memory import Tidier
 
 CANNOT_START = (StartupError, MillpondError, OSError)  # in words, without a traceback
@@ -62,16 +62,7 @@ def run(start: Callable[[], Awaitable[Running]], config: Config, ready_file: str
 def prepare(config: Config, worker: int | None = None) -> None:
     """What a process needs before it imports and starts parts. Raises StartupError."""
     logs.configure(config.log_level, config.log_json, worker)
-    sys.meta_path.insert(0, _WithoutPandas())
-
-
-class _WithoutPandas(MetaPathFinder):
-    """Where pandas is installed, pyarrow imports it at its first conversion of a list: the first message would wait
-    a second or more for a module that no part uses, and the process keep its 60 MB."""
-
-    def find_spec(self, name: str, path: object, target: object = None) -> None:
-        if name == "pandas":
-            raise ModuleNotFoundError("the parts of Millpond do without pandas", name=name)
+    do_without_pandas()
 
 
 async def _run(start: Callable[[], Awaitable[Running]], ready_file: str | None) -> int:

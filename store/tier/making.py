@@ -13,17 +13,18 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from itertools import count
+from mmap import mmap
 
 from millpond.core.errors import Conflict, Internal, NotFound, Unavailable
-from millpond.core.limits import MIB, SEAL_STEP_SECONDS, SEAL_STREAM_BUFFERS
-from millpond.core.tier.encoder import ObjectEncoder
+from millpond.core.limits import MIB, SEAL_END_SECONDS, SEAL_STEP_SECONDS, SEAL_STREAM_BUFFERS
+from millpond.core.tier.encoder import Group, Grouping, ObjectEncoder
 from millpond.core.tier.objects import ObjectStore, Staged
 from millpond.core.tier.rows import rows_of
 from millpond.metadata.client import ObjectRange
 from millpond.store.client import QueueRef, StoredFrame
 from millpond.store.tier.in_time import in_time
-from millpond.store.tier.in_turn import InTurn
 from millpond.store.tier.run import DAY_MS, FrameSource, Piece, gather
 from millpond.store.tier.threads import SealThreads
 from millpond.store.tier.work import Job, Made
@@ -58,23 +59,17 @@ class LocalWork:
 
     async def _make(self, number: int, staged: Staged, job: Job) -> Made | None:
         run = _Run(staged, job, self._threads)
-
-        async def take(queue: QueueRef, frames: list[StoredFrame], offset: int) -> None:
-            async with in_time("encode a row group"):
-                await encoding.put(self._threads.run(lambda: run.add(queue, frames, offset)))
-            await self._breathe(sum(frame.payload_size for frame in frames))
-
         try:
-            async with InTurn() as encoding:  # the next frames are read meanwhile
-                pieces = await gather(self._source, job.wanted, job.oldest_ts, job.most_bytes, take)
-                async with in_time("encode a row group"):
-                    await encoding.finish()
+            pieces = await gather(self._source, job.wanted, job.oldest_ts, job.most_bytes, partial(self._take, run))
             if not pieces:
                 return None
-            async with in_time("write the end of an object"):
-                return await self._threads.run(lambda: run.finish(number, pieces))
+            return await run.finish(number, pieces)
         finally:
             run.stop()
+
+    async def _take(self, run: _Run, queue: QueueRef, frames: list[StoredFrame], offset: int) -> None:
+        await run.add(queue.queue, frames, offset)
+        await self._breathe(sum(frame.payload_size for frame in frames))
 
     async def put(self, made: Made, path: str) -> None:
         with suppress(Conflict):  # an earlier attempt may have put it: comparing tells
@@ -101,27 +96,48 @@ class LocalWork:
 
     async def close(self) -> None:
         """What is staged goes; the threads end."""
-        for number in list(self._staged):
-            self._drop(number)
+        dropping = [self._drop(number) for number in list(self._staged)]
+        waiting = [asyncio.wrap_future(one) for one in dropping if one is not None]
+        if waiting:
+            await asyncio.wait(waiting, timeout=SEAL_END_SECONDS)
         self._threads.close()
 
 
 class _Run:
-    """An object on its way. Everything in threads, one call at a time."""
+    """An object on its way."""
 
     def __init__(self, staged: Staged, job: Job, threads: SealThreads) -> None:
+        self._threads = threads
         self._stream = _Stream(staged, threads)
-        self._encoder = ObjectEncoder(self._stream.write, job.topic_id, job.epoch, job.most_bytes)
-        self._raw_bytes = 0
+        self._encoder = ObjectEncoder(self._stream.write, job.topic_id, job.epoch)
+        self._grouping = Grouping(job.most_bytes)
+        self._encoding: deque[asyncio.Future[None]] = deque()
         self._first_ts = 0
 
-    def add(self, queue: QueueRef, frames: list[StoredFrame], offset: int) -> None:
-        """The rows of `frames` from `offset` on."""
-        rows = rows_of(queue.queue, frames).slice(offset - frames[0].first_offset)
+    async def add(self, queue: int, frames: list[StoredFrame], offset: int) -> None:
+        """The rows of `frames` from `offset` on. Returns while they are being encoded."""
         self._first_ts = frames[0].store_ts // DAY_MS * DAY_MS
-        self._raw_bytes += self._encoder.add(queue.queue, rows)
+        async with in_time("encode a row group"):
+            await self._encode(await self._threads.before(lambda: self._grouped(queue, frames, offset)))
 
-    def finish(self, number: int, pieces: list[Piece]) -> Made:
+    def _grouped(self, queue: int, frames: list[StoredFrame], offset: int) -> list[Group]:
+        return self._grouping.add(queue, rows_of(queue, frames).slice(offset - frames[0].first_offset))
+
+    async def _encode(self, groups: list[Group]) -> None:
+        """One row group is encoded, the next waits for its turn already."""
+        for group in groups:
+            while len(self._encoding) == 2:
+                await self._encoding.popleft()
+            self._encoding.append(self._threads.encode(partial(self._encoder.write, group)))
+
+    async def finish(self, number: int, pieces: list[Piece]) -> Made:
+        async with in_time("write the end of an object"):
+            await self._encode(self._grouping.finish())
+            while self._encoding:
+                await self._encoding.popleft()
+            return await self._threads.encode(lambda: self._finished(number, pieces))
+
+    def _finished(self, number: int, pieces: list[Piece]) -> Made:
         encoded = self._encoder.finish()
         ranges = [
             ObjectRange(
@@ -131,13 +147,15 @@ class _Run:
             for piece, each in zip(pieces, encoded.ranges, strict=True)
         ]  # fmt: skip
         lost = [one for piece in pieces for one in piece.lost]
-        sha256 = self._stream.finish()
-        return Made(number, encoded.bytes, sha256, encoded.footer_bytes, ranges, lost, self._first_ts, self._raw_bytes)
+        sha256, raw_bytes = self._stream.finish(), self._grouping.raw_bytes
+        return Made(number, encoded.bytes, sha256, encoded.footer_bytes, ranges, lost, self._first_ts, raw_bytes)
 
     def stop(self) -> None:
         """Nothing more is written, whatever still runs. (A Parquet writer that was not closed writes a footer when it
         is collected.)"""
         self._stream.stopped = True
+        for encoding in self._encoding:
+            encoding.cancel()
 
 
 class _Stream:
@@ -146,7 +164,9 @@ class _Stream:
     def __init__(self, staged: Staged, threads: SealThreads) -> None:
         self._staged = staged
         self._threads = threads
-        self._buffers = [memoryview(bytearray(MIB)) for _ in range(SEAL_STREAM_BUFFERS)]
+        self._buffers = [
+            memoryview(mmap(-1, MIB)) for _ in range(SEAL_STREAM_BUFFERS)
+        ]  # a file takes pages as they are
         self._held = 0
         self._digest = hashlib.sha256()
         self._under_way: deque[Future[None]] = deque()

@@ -1,7 +1,7 @@
-"""The threads that encode, and behind them hash and write, for the tier: `SealThreads`.
+"""The threads that sealing works in: `SealThreads`.
 
-So sealing takes what producers and consumers leave: the threads run at a lower priority (Linux has one for each
-thread). Sealing that falls behind is caught up with when it is quieter, and until then the log holds the messages.
+So it takes what producers and consumers leave: they run at a lower priority (Linux has one for each thread). Sealing
+that falls behind is caught up with when it is quieter, and until then the log holds the messages.
 """
 
 from __future__ import annotations
@@ -17,19 +17,26 @@ T = TypeVar("T")
 
 
 class SealThreads:
-    def __init__(self) -> None:
-        self._encode = ThreadPoolExecutor(1, thread_name_prefix="seal", initializer=yield_to_others)
-        self._write = ThreadPoolExecutor(1, thread_name_prefix="seal-write", initializer=yield_to_others)
+    """Three, side by side; each does what it is given in that order."""
 
-    async def run(self, call: Callable[[], T]) -> T:
-        """In the thread that encodes."""
-        return await asyncio.get_running_loop().run_in_executor(self._encode, call)
+    def __init__(self) -> None:
+        self._before = ThreadPoolExecutor(1, thread_name_prefix="seal-rows", initializer=yield_to_others)
+        self._encode = ThreadPoolExecutor(1, thread_name_prefix="seal", initializer=yield_to_others)
+        self._behind = ThreadPoolExecutor(1, thread_name_prefix="seal-write", initializer=yield_to_others)
+
+    def before(self, call: Callable[[], T]) -> asyncio.Future[T]:
+        """What makes ready what is encoded next."""
+        return asyncio.get_running_loop().run_in_executor(self._before, call)
+
+    def encode(self, call: Callable[[], T]) -> asyncio.Future[T]:
+        return asyncio.get_running_loop().run_in_executor(self._encode, call)
 
     def behind(self, call: Callable[[], T]) -> Future[T]:
-        """In the other one, in the order of the calls."""
-        return self._write.submit(call)
+        """What hashes and writes what was encoded; asked for by the thread that encodes."""
+        return self._behind.submit(call)
 
     def close(self) -> None:
-        """What was begun behind still runs."""
+        """What was given to the last one is still done."""
+        self._before.shutdown(wait=False, cancel_futures=True)
         self._encode.shutdown(wait=False, cancel_futures=True)
-        self._write.shutdown(wait=False)
+        self._behind.shutdown(wait=False)

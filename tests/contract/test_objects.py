@@ -237,6 +237,27 @@ async def test_check_leaves_nothing(objects: ObjectStore) -> None:
     assert await objects.list("") == []
 
 
+async def test_an_object_that_comes_in_pieces(objects: ObjectStore) -> None:
+    """Nobody sees it before it is published; then it is what `put_new` would have put, and refuses a second one."""
+    pieces = [bytes([number]) * 100_003 for number in range(20)]
+    data = b"".join(pieces)
+    staged = objects.stage()
+    for piece in pieces:
+        await asyncio.to_thread(staged.write, memoryview(piece))
+    assert await objects.list("") == []
+    await staged.publish("v1/x", sha256(data))
+    await asyncio.to_thread(staged.drop)
+    assert await objects.get("v1/x") == data
+    assert (await objects.head("v1/x")).sha256 == sha256(data)
+    other = objects.stage()
+    await asyncio.to_thread(other.write, memoryview(b"other"))
+    with pytest.raises(Conflict):
+        await other.publish("v1/x", sha256(b"other"))
+    await asyncio.to_thread(other.drop)
+    assert await objects.get("v1/x") == data
+    assert [meta.key for meta in await objects.list("")] == ["v1/x"]
+
+
 async def test_a_tier_object_is_read_from_it(objects: ObjectStore) -> None:
     """A row group in the middle of an object is read from every store, with two requests."""
     n = 20_000

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from millpond.core.limits import SEAL_BYTES
-from millpond.core.tier.encoder import ObjectEncoder
+from millpond.core.tier.encoder import Grouping, ObjectEncoder
 from millpond.core.tier.layout import QueueRange
 
 
@@ -29,10 +29,13 @@ def encode(
     """The object that holds these rows: (queue, TIER_SCHEMA table of consecutive offsets), sorted by queue; handed to
     the encoder `rows` at a time."""
     data = bytearray()
-    encoder = ObjectEncoder(data.extend, topic_id, epoch, most_bytes)
+    encoder, grouping = ObjectEncoder(data.extend, topic_id, epoch), Grouping(most_bytes)
     for queue, table in queues:
         for start in range(0, table.num_rows, rows):
-            encoder.add(queue, table.slice(start, rows))
+            for group in grouping.add(queue, table.slice(start, rows)):
+                encoder.write(group)
+    for group in grouping.finish():
+        encoder.write(group)
     encoded = encoder.finish()
     assert encoded.bytes == len(data)
     return Encoded(bytes(data), encoded.footer_bytes, encoded.ranges)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import hashlib
 import os
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from millpond.core.clock import SystemClock, SystemRandom
 from millpond.core.errors import NotFound, Unavailable
 from millpond.core.limits import OBJECT_TEMPORARY_MS
 from millpond.core.tier.directory import DirectoryObjects
+from millpond.core.tier.gentle import STEP_BYTES
 
 
 @pytest.fixture
@@ -122,3 +125,54 @@ async def test_any_part_of_an_object(objects: DirectoryObjects, size: int) -> No
     await put(objects, "v1/a/x", data)
     for first, end in [(0, None), (0, size), (size // 3, None), (size // 3, size // 2), (1, size + 100)]:
         assert bytes(await objects.get("v1/a/x", first, end)) == data[first:end]
+
+
+async def test_a_staged_object_that_is_dropped(objects: DirectoryObjects, tmp_path: Path) -> None:
+    """Nothing of it stays, and nothing more can be written or published."""
+    staged = objects.stage()
+    await asyncio.to_thread(staged.write, memoryview(b"half"))
+    assert len(list((tmp_path / "tier" / ".tmp").iterdir())) == 1
+    await asyncio.to_thread(staged.drop)
+    with pytest.raises(Unavailable):
+        await asyncio.to_thread(staged.write, memoryview(b"more"))
+    with pytest.raises(Unavailable):
+        await staged.publish("v1/k", "")
+    assert list((tmp_path / "tier" / ".tmp").iterdir()) == []
+    assert await objects.list("") == []
+
+
+async def test_a_write_under_way_keeps_its_file(
+    objects: DirectoryObjects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is dropped while a thread still writes goes when that write has ended: its handle is nobody else's before."""
+    staged = objects.stage()
+    begun, go = threading.Event(), threading.Event()
+    write, handles = os.pwrite, []
+
+    def slow(handle: int, data: Any, at: int) -> int:
+        begun.set()
+        assert go.wait(10)
+        handles.append(os.readlink(f"/proc/self/fd/{handle}"))
+        return write(handle, data, at)
+
+    monkeypatch.setattr(os, "pwrite", slow)
+    writing = asyncio.create_task(asyncio.to_thread(staged.write, memoryview(bytes(STEP_BYTES))))
+    await asyncio.to_thread(begun.wait, 10)
+    await asyncio.to_thread(staged.drop)
+    go.set()
+    await writing
+    assert [str(tmp_path / "tier" / ".tmp") in handle for handle in handles] == [True]
+    assert list((tmp_path / "tier" / ".tmp").iterdir()) == []
+
+
+async def test_a_staged_object_and_a_full_disk(
+    objects: DirectoryObjects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reason in words; nothing half-written stays."""
+    staged = objects.stage()
+    with monkeypatch.context() as patch:
+        fail(patch, "posix_fallocate", errno.ENOSPC)
+        with pytest.raises(Unavailable, match="disk is full"):
+            await asyncio.to_thread(staged.write, memoryview(bytes(STEP_BYTES)))
+    await asyncio.to_thread(staged.drop)
+    assert list((tmp_path / "tier" / ".tmp").iterdir()) == []

@@ -121,6 +121,13 @@ def test_at_most_64_row_groups(make_rows: Callable[..., pa.Table]) -> None:
     assert len(footer.groups) <= ROW_GROUPS_PER_OBJECT
 
 
+def test_pieces_make_no_difference(large: Large) -> None:
+    """However rows come in, the object is the same, byte by byte."""
+    whole, tables = large
+    for rows in (700, 4_001):
+        assert encode(list(tables.items()), topic_id=7, epoch=3, rows=rows) == whole
+
+
 def test_split() -> None:
     """Row groups are filled up to their size; a larger row stands alone."""
     sizes = np.array([3, 3, 3, 20, 1, 9, 1])

@@ -256,6 +256,24 @@ async def test_no_queue_waits_for_ever(world: World) -> None:
     assert [r.queue for r in second.ranges] == [0, 1]
 
 
+async def test_a_busy_queue_gives_way_to_the_others_turn(world: World) -> None:
+    """In an object the queues stand in their order; one that had its turn takes what the others' messages leave."""
+    await world.sealer.close()
+    world.config = msgspec.structs.replace(world.config, seal_bytes=100_000)
+    world.sealer = world.new_sealer()
+    for _ in range(200):
+        world.source.append(0, [bytes(1000)])
+    for _ in range(30):
+        world.source.append(2, [bytes(1000)])
+    await world.sealer.seal_topic(world.topic.topic_id)
+    sizes = [{r.queue: r.rows for r in obj.ranges} for obj in await world.manifest()]
+    assert 90 <= sizes[0][0] <= 92
+    assert set(sizes[0]) == {0}
+    assert set(sizes[1]) == {0, 2}
+    assert sizes[1][2] == 30
+    assert sum(each.get(0, 0) for each in sizes) == 200
+
+
 async def test_many_queues_are_spread_over_objects(world: World) -> None:
     """An object holds at most SEAL_QUEUES queues, so that it never has more than 64 row groups."""
     world.topic, _ = await world.metadata.put_topic("default", "wide", TopicSettings(queues=SEAL_QUEUES + 5))

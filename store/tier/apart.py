@@ -1,0 +1,254 @@
+"""Sealing's work in a process of its own: `WorkApart`.
+
+So what it does is not done between a store's own instructions, and what it holds is gone with it. The process (`child`)
+starts when there is a run to make, and ends when there was none for a while:
+
+    it dies, or does not start    whoever waits for it is told: Unavailable, and the next run starts another one
+    it says nothing               for SEAL_SILENT_SECONDS: it is killed
+    a run is cancelled            it is ended: nothing else tells what it has done by then
+    the store closes, or dies     it sees the channel end, removes what it has staged, and ends
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import subprocess
+import sys
+from functools import partial
+from itertools import count
+from typing import Protocol
+
+import msgspec
+
+from millpond.core.clock import Clock
+from millpond.core.config import TierConfig
+from millpond.core.errors import Unavailable
+from millpond.core.limits import MIB, SEAL_END_SECONDS, SEAL_REST_SECONDS, SEAL_SILENT_SECONDS
+from millpond.core.tasks import Tasks
+from millpond.store.client import StoredFrame
+from millpond.store.directory import FrameSpot
+from millpond.store.tier import pace
+from millpond.store.tier.channel import (
+    Begin,
+    Channel,
+    Done,
+    Drop,
+    Handle,
+    Look,
+    MadeIt,
+    Make,
+    Message,
+    Pace,
+    Place,
+    Put,
+    Spots,
+    Where,
+    expect,
+)
+from millpond.store.tier.work import Job, Made
+
+log = logging.getLogger(__name__)
+
+ENVIRONMENT = {
+    # Memory is used again and never given back while the process lives: fresh pages are what others would notice.
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": str(32 * MIB),  # the most that glibc takes
+    "MALLOC_TRIM_THRESHOLD_": str(256 * MIB),
+    "OPENBLAS_NUM_THREADS": "1",  # numpy's would wait for work by turning a core
+}
+
+
+class Log(Protocol):
+    """What the process asks of the store's log (`seal_source.EngineSealSource`)."""
+
+    @property
+    def appended_bytes(self) -> int: ...
+
+    @property
+    def open_from(self) -> int: ...
+
+    async def spots(self, queue_id: int, offset: int, end: int, max_bytes: int, most: int) -> list[FrameSpot]: ...
+
+    async def frames(self, queue_id: int, offset: int, end: int, max_bytes: int) -> list[StoredFrame]: ...
+
+
+class WorkApart:
+    def __init__(self, source: Log, place: Place, tier: TierConfig, clock: Clock) -> None:
+        """`tier.url` names the tier in full."""
+        self._source = source
+        self._begin = Begin(place, tier)
+        self._clock = clock
+        self._process: Process | None = None
+        self._starting = asyncio.Lock()
+        self._made: dict[int, tuple[Process, Made]] = {}
+        self._numbers = count(1)
+        self._under_way = 0
+        self._worked_at = 0.0
+
+    async def make(self, job: Job) -> Made | None:
+        process = await self._started()
+        answer = await self._asked(process, Make(job))
+        if isinstance(answer, Done):
+            return None
+        made: Made = expect(MadeIt, answer).made
+        number = next(self._numbers)
+        self._made[number] = (process, made)
+        return msgspec.structs.replace(made, number=number)
+
+    async def put(self, made: Made, path: str) -> None:
+        process, theirs = self._made[made.number]
+        await self._asked(process, Put(theirs, path))
+
+    async def drop(self, made: Made) -> None:
+        process, theirs = self._made.pop(made.number)
+        try:
+            await self._asked(process, Drop(theirs))
+        except Unavailable as error:
+            log.debug("gone with its process: %s", error.detail)
+
+    async def rest(self) -> None:
+        rested = self._clock.monotonic() - self._worked_at
+        if not self._under_way and rested >= SEAL_REST_SECONDS:
+            await self.close()
+
+    async def close(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            await process.end("sealing ends")
+
+    async def _started(self) -> Process:
+        async with self._starting:
+            if self._process is None or self._process.ended:
+                if self._process is not None:
+                    await self._process.end("it has ended")
+                self._process = await Process.launch(self._handle, self._source, self._clock)
+                await self._asked(self._process, self._begin)
+            return self._process
+
+    async def _asked(self, process: Process, question: Message) -> Message:
+        self._under_way += 1
+        try:
+            return await process.channel.ask(question)
+        except asyncio.CancelledError:
+            if not isinstance(question, Drop):
+                await process.end("what it did was cancelled")
+            raise
+        finally:
+            self._under_way -= 1
+            self._worked_at = self._clock.monotonic()
+
+    async def _handle(self, message: Message) -> Message:
+        """The answer to a question of the process."""
+        if isinstance(message, Where):
+            spots = await self._source.spots(
+                message.queue_id, message.offset, message.end, message.max_bytes, message.most
+            )
+            places = [(spot.position, spot.length, spot.first, spot.end) for spot in spots]
+            return Spots(places, self._source.open_from)
+        if isinstance(message, Look):
+            await self._source.frames(message.queue_id, message.offset, message.end, message.max_bytes)
+        return Done()
+
+
+class Process:
+    """One sealing process, from its start to its end."""
+
+    def __init__(self, popen: subprocess.Popen[bytes], channel: Channel, source: Log, clock: Clock) -> None:
+        self.channel = channel
+        self.ended = False
+        self._popen = popen
+        self._source = source
+        self._clock = clock
+        self._heard_at = clock.monotonic()
+        self._tasks = Tasks(lambda _name, _error: self._popen.kill())
+
+    @classmethod
+    async def launch(cls, handle: Handle, source: Log, clock: Clock) -> Process:
+        """Raises Unavailable. In a session of its own: Ctrl-C in a terminal is for the store."""
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                popen = await asyncio.get_running_loop().run_in_executor(None, _start, theirs.fileno())
+            process = cls(popen, await Channel.open(ours, 0), source, clock)
+        except OSError as error:
+            ours.close()
+            raise Unavailable("tier_unavailable", f"the sealing process does not start: {error}") from error
+        except BaseException:
+            ours.close()  # which ends a process that was started
+            raise
+        process._tasks.spawn(process._listen(handle), "channel to the sealing process")
+        process._tasks.spawn(process._watch(), "watch over the sealing process")
+        return process
+
+    async def _listen(self, handle: Handle) -> None:
+        try:
+            await self.channel.listen(handle, self._heard)
+        except ValueError as error:
+            log.error("the sealing process does not speak as it should: %s", error)
+            self._popen.kill()
+        finally:
+            self.ended = True
+            self.channel.close("the sealing process has ended")
+        code = await _reaped(self._popen)
+        log.error("the sealing process %d %s", self._popen.pid, _how(code))
+
+    def _heard(self) -> None:
+        self._heard_at = self._clock.monotonic()
+
+    async def _watch(self) -> None:
+        """Tell it how fast it may be, and notice when it hangs."""
+        speed, told = pace.Pace(), -1
+        while not self.ended:
+            now, used = self._clock.monotonic(), os.times()
+            found = speed.bytes_per_second(now, used.user + used.system, self._source.appended_bytes)
+            if found != told:
+                self.channel.tell(Pace(found))
+                told = found
+            if now - self._heard_at > SEAL_SILENT_SECONDS:
+                log.error("the sealing process %d says nothing: it is killed", self._popen.pid)
+                self._popen.kill()
+                return
+            await asyncio.sleep(pace.LOOK_SECONDS)
+
+    async def end(self, why: str) -> None:
+        """Let it end, and see that it has."""
+        self.ended = True
+        self.channel.close(why)
+        await self._tasks.close()
+        await _reaped(self._popen)
+
+
+def _start(handle: int) -> subprocess.Popen[bytes]:
+    """In a thread: it takes some milliseconds."""
+    return subprocess.Popen(  # noqa: S603  # this very program
+        [sys.executable, "-P", "-m", "millpond.store.tier.child", str(handle)],
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=(handle,), start_new_session=True,
+        env={**os.environ, **ENVIRONMENT},
+    )  # fmt: skip
+
+
+async def _reaped(popen: subprocess.Popen[bytes]) -> int | None:
+    """Its exit code, once it has ended: by itself, else killed. None when not even that ends it (a disk that hangs)."""
+    wait = partial(_wait, popen)
+    code = await asyncio.get_running_loop().run_in_executor(None, wait)
+    if code is None:
+        popen.kill()
+        code = await asyncio.get_running_loop().run_in_executor(None, wait)
+    return code
+
+
+def _wait(popen: subprocess.Popen[bytes]) -> int | None:
+    try:
+        return popen.wait(SEAL_END_SECONDS)
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def _how(code: int | None) -> str:
+    if code is None:
+        return "does not end"
+    return f"ended by signal {-code}" if code < 0 else f"ended with {code}"
