@@ -25,6 +25,7 @@ from millpond.core.priority import only_when_idle
 from millpond.core.tier.open import open_objects
 from millpond.store.client import StoredFrame
 from millpond.store.directory import FrameSpot
+from millpond.store.flushes import Flushes
 from millpond.store.reader import FrameReader
 from millpond.store.recent import Recent
 from millpond.store.tier.channel import (
@@ -54,7 +55,7 @@ class FarLog:
     def __init__(self, channel: Channel, place: Place) -> None:
         self._channel = channel
         self._segments = SegmentFiles(place)
-        self._reader = FrameReader(self._segments, Recent(0), lambda _position, _end: None)
+        self._reader = FrameReader(self._segments, Recent(0), lambda _position, _end: None, Flushes())
         self._queue_id = 0
         self._spots: list[FrameSpot] = []  # of that queue, from the last ones asked for on
         self._most = SEAL_SPOTS  # offsets to ask for: those of about SEAL_SPOTS frames

@@ -144,7 +144,7 @@ async def test_a_staged_object_that_is_dropped(objects: DirectoryObjects, tmp_pa
 async def test_a_write_under_way_keeps_its_file(
     objects: DirectoryObjects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is dropped while a thread still writes goes when that write has ended: its handle is nobody else's before."""
+    """What is dropped while a thread still writes goes when that write has ended: its handle is no other's before."""
     staged = objects.stage()
     begun, go = threading.Event(), threading.Event()
     write, handles = os.pwrite, []
@@ -152,7 +152,7 @@ async def test_a_write_under_way_keeps_its_file(
     def slow(handle: int, data: Any, at: int) -> int:
         begun.set()
         assert go.wait(10)
-        handles.append(os.readlink(f"/proc/self/fd/{handle}"))
+        handles.append(str(Path(f"/proc/self/fd/{handle}").readlink()))
         return write(handle, data, at)
 
     monkeypatch.setattr(os, "pwrite", slow)
@@ -161,7 +161,7 @@ async def test_a_write_under_way_keeps_its_file(
     await asyncio.to_thread(staged.drop)
     go.set()
     await writing
-    assert [str(tmp_path / "tier" / ".tmp") in handle for handle in handles] == [True]
+    assert [str(tmp_path / "tier" / ".tmp") in one for one in handles] == [True]
     assert list((tmp_path / "tier" / ".tmp").iterdir()) == []
 
 
