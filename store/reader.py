@@ -69,9 +69,7 @@ class Segments(Protocol):
 
 
 class FrameReader:
-    def __init__(
-        self, log: Segments, recent: Recent, quarantine: Callable[[int, int], None], flushes: Flushes
-    ) -> None:
+    def __init__(self, log: Segments, recent: Recent, quarantine: Callable[[int, int], None], flushes: Flushes) -> None:
         """`quarantine(position, end)` is told of every damaged range. While `flushes` are awaited, the disk is read
         gently."""
         self._log = log
