@@ -11,7 +11,7 @@ from itertools import count
 
 from benchmarks import filling, harness
 from benchmarks.harness import Aim, Line, Setup
-from benchmarks.process import anonymous_mib
+from benchmarks.process import family_mib
 from millpond.client.connection import Connection
 from millpond.client.load import batched
 
@@ -28,7 +28,7 @@ async def measure(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
         tell(f"memory, round {number + 1} of {setup.rounds}")
         async with harness.service(setup.folder) as service:
             await asyncio.sleep(CALM_SECONDS)
-            fresh.append(anonymous_mib(service.pid))
+            fresh.append(family_mib(service.pid))
             async with Connection(service.url) as connection:
                 topic = f"memory.{next(names)}"
                 async with filling.session(service.url) as session:
@@ -36,7 +36,7 @@ async def measure(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
                 rate = await batched.produce(connection, topic, setup.message_bytes, seconds=setup.seconds)
                 await batched.consume(connection, topic, "g", rate.count, setup.message_bytes)
             await asyncio.sleep(CALM_SECONDS)
-            after.append(anonymous_mib(service.pid))
+            after.append(family_mib(service.pid))
     aim = Aim(at_most=REST_MIB, of="value")
     return [
         Line("memory at rest, fresh (RssAnon)", "MiB", fresh, aim=aim),
