@@ -40,7 +40,8 @@ from millpond.store.client import (
     SettleResult,
     StoredFrame,
 )
-from millpond.store.fold.cursors import ALREADY, OK, UNKNOWN, VOID, Cursors, LastSeek, Statuses
+from millpond.store.fold.cursor import ALREADY, OK, UNKNOWN, VOID, LastSeek, Statuses
+from millpond.store.fold.cursors import Cursors
 from millpond.store.fold.operations import Ints
 from millpond.store.groups import Groups, first_number
 from millpond.store.handout import DeliveryLog, Drawn, Handout

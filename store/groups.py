@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from millpond.core.errors import BadRequest
 from millpond.store.client import GroupRef, QueueRef, ReceiveRequest
-from millpond.store.fold.cursors import Cursor, Cursors
+from millpond.store.fold.cursor import Cursor
+from millpond.store.fold.cursors import Cursors
 from millpond.store.handout import DeliveryLog
 from millpond.store.places import DueTimes, Group, Place
 from millpond.store.waiters import WaiterCount

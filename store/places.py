@@ -14,7 +14,7 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 from millpond.store.client import GroupRef, QueueRef
-from millpond.store.fold.cursors import Cursor
+from millpond.store.fold.cursor import Cursor
 from millpond.store.fold.unsettled import NEVER
 from millpond.store.waiters import WaiterCount, Waiters
 

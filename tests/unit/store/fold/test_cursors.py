@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millpond.store.client import SETTLE_STATUSES, GroupRef, QueueRef
-from millpond.store.fold.cursors import Action, Cursor, Cursors, LastSeek
+from millpond.store.fold.cursor import Action, Cursor, LastSeek
+from millpond.store.fold.cursors import Cursors
 from millpond.store.fold.unsettled import NEVER
 
 GROUP = GroupRef(1, 2, 3)
