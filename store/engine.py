@@ -165,7 +165,7 @@ class Engine:
         self.delivery_log = EngineLog(self.tail, self.writer, self.directory, self.reader, self.reads)
         self.delivery = Delivery(self.delivery_log, self.fold.cursors, self.time.now_ms, self.writer.hurry)
         self.seal_source = EngineSealSource(
-            config.group, self.tail, self.reader, self.reads.missing, self._tier.seal_bytes
+            config.group, self.tail, self.reader, self.reads.missing, self._tier.seal_bytes, config.local_bytes
         )
         self.sealer = Sealer(
             self.seal_source,

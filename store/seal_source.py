@@ -25,15 +25,17 @@ class EngineSealSource:
         reader: FrameReader,
         missing: Callable[[int, int], MillpondError],
         wake_bytes: int,
+        local_bytes: int,
     ) -> None:
         """`missing(queue id, offset)`: why an offset has no frame here. `wake_bytes`: what a topic gathers before the
-        sealer is woken at once."""
+        sealer is woken at once. `local_bytes`: what the disk should hold."""
         self._store_group = store_group
         self._tail = tail
         self._reader = reader
         self._missing = missing
         self._wake = asyncio.Event()
         self._wake_bytes = wake_bytes
+        self._local_bytes = local_bytes
         self._appended_bytes = 0
         self._gathered: dict[int, int] = {}  # topic id -> bytes confirmed since the sealer was last woken for it
 
@@ -58,6 +60,12 @@ class EngineSealSource:
         """Where the segment begins that is written to."""
         log = self._tail.log
         return log.tail - log.tail % log.segment_bytes
+
+    @property
+    def behind(self) -> bool:
+        """Whether the disk holds a quarter more than it should: what is not sealed cannot be recycled."""
+        log = self._tail.log
+        return len(log.segments) >= 3 and 4 * len(log.segments) * log.segment_bytes > 5 * self._local_bytes
 
     def note(self, topic_id: int, size: int) -> None:
         """`size` more bytes of a topic were appended."""

@@ -7,6 +7,7 @@ starts when there is a run to make, and ends when there was none for a while:
     it says nothing               for SEAL_SILENT_SECONDS: it is killed
     a run is cancelled            it is ended: nothing else tells what it has done by then
     the store closes, or dies     it sees the channel end, removes what it has staged, and ends
+    sealing does not keep up      the next run is made by another process, of the usual priority, at full speed
 """
 
 from __future__ import annotations
@@ -71,6 +72,9 @@ class Log(Protocol):
     @property
     def open_from(self) -> int: ...
 
+    @property
+    def behind(self) -> bool: ...
+
     async def spots(self, queue_id: int, offset: int, end: int, max_bytes: int, most: int) -> list[FrameSpot]: ...
 
     async def frames(self, queue_id: int, offset: int, end: int, max_bytes: int) -> list[StoredFrame]: ...
@@ -109,6 +113,8 @@ class WorkApart:
             await self._asked(process, Drop(theirs))
         except Unavailable as error:
             log.debug("gone with its process: %s", error.detail)
+        if process is not self._process and all(holder is not process for holder, _ in self._made.values()):
+            await process.end("another one has taken over")
 
     async def rest(self) -> None:
         rested = self._clock.monotonic() - self._worked_at
@@ -116,18 +122,25 @@ class WorkApart:
             await self.close()
 
     async def close(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
+        processes = {process for process, _ in self._made.values()}
+        if self._process is not None:
+            processes.add(self._process)
+        self._process = None
+        for process in processes:
             await process.end("sealing ends")
 
     async def _started(self) -> Process:
         async with self._starting:
-            if self._process is None or self._process.ended:
-                if self._process is not None:
-                    await self._process.end("it has ended")
-                self._process = await Process.launch(self._handle, self._source, self._clock)
-                await self._asked(self._process, self._begin)
-            return self._process
+            before = self._process
+            if before is not None and not before.ended and (before.eager or not self._source.behind):
+                return before
+            self._process = None
+            if before is not None and (before.ended or all(holder is not before for holder, _ in self._made.values())):
+                await before.end("another one takes over")
+            process = await Process.launch(self._handle, self._source, self._clock)
+            self._process = process
+            await self._asked(process, self._begin)
+            return process
 
     async def _asked(self, process: Process, question: Message) -> Message:
         self._under_way += 1
@@ -157,9 +170,13 @@ class WorkApart:
 class Process:
     """One sealing process, from its start to its end."""
 
-    def __init__(self, popen: subprocess.Popen[bytes], channel: Channel, source: Log, clock: Clock) -> None:
+    def __init__(
+        self, popen: subprocess.Popen[bytes], channel: Channel, source: Log, clock: Clock, eager: bool
+    ) -> None:
+        """`eager`: it takes cores that others want, too."""
         self.channel = channel
         self.ended = False
+        self.eager = eager
         self._popen = popen
         self._source = source
         self._clock = clock
@@ -170,10 +187,13 @@ class Process:
     async def launch(cls, handle: Handle, source: Log, clock: Clock) -> Process:
         """Raises Unavailable. In a session of its own: Ctrl-C in a terminal is for the store."""
         ours, theirs = socket.socketpair()
+        eager = source.behind
+        if eager:
+            log.warning("sealing does not keep up, the disk holds more than it should: it stands back no longer")
         try:
             with theirs:
-                popen = await asyncio.get_running_loop().run_in_executor(None, _start, theirs.fileno())
-            process = cls(popen, await Channel.open(ours, 0), source, clock)
+                popen = await asyncio.get_running_loop().run_in_executor(None, _start, theirs.fileno(), eager)
+            process = cls(popen, await Channel.open(ours, 0), source, clock, eager)
         except OSError as error:
             ours.close()
             raise Unavailable("tier_unavailable", f"the sealing process does not start: {error}") from error
@@ -205,6 +225,8 @@ class Process:
         while not self.ended:
             now, used = self._clock.monotonic(), os.times()
             found = speed.bytes_per_second(now, used.user + used.system, self._source.appended_bytes)
+            if self.eager:
+                found = 0
             if found != told:
                 self.channel.tell(Pace(found))
                 told = found
@@ -222,10 +244,10 @@ class Process:
         await _reaped(self._popen)
 
 
-def _start(handle: int) -> subprocess.Popen[bytes]:
+def _start(handle: int, eager: bool) -> subprocess.Popen[bytes]:
     """In a thread: it takes some milliseconds."""
     return subprocess.Popen(  # noqa: S603  # this very program
-        [sys.executable, "-P", "-m", "millpond.store.tier.child", str(handle)],
+        [sys.executable, "-P", "-m", "millpond.store.tier.child", str(handle), "eager" if eager else "idle"],
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=(handle,), start_new_session=True,
         env={**os.environ, **ENVIRONMENT},
     )  # fmt: skip

@@ -1,7 +1,7 @@
-"""`python -m millpond.store.tier.child FD`: the process that seals for a store, started by `apart.WorkApart`.
+"""`python -m millpond.store.tier.child FD idle|eager`: the process that seals for a store, started by `WorkApart`.
 
 FD is its end of the channel (`channel`): what to do comes through it, and its end is the store's, whatever killed that:
-then this process removes what it has staged, and ends. It runs when nobody else wants the core. It reads
+then this process removes what it has staged, and ends. `idle`: it runs when nobody else wants the core. It reads
 the segments by itself, as a store does (`reader.FrameReader`). Where that fails the store looks too: it knows whether a
 frame is damaged, or gone with reason.
 """
@@ -168,7 +168,8 @@ def main() -> None:
     """Ends with the store, not by the signals that end it: also a second Ctrl-C in a terminal."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    only_when_idle()
+    if sys.argv[2] == "idle":
+        only_when_idle()
     do_without_pandas()
     try:
         uvloop.run(_main(int(sys.argv[1])))

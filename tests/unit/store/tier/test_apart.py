@@ -27,6 +27,7 @@ from millpond.store.client import AppendRequest, QueueAppend, QueueRef
 from millpond.store.disk import SystemDisk
 from millpond.store.engine import Engine
 from millpond.store.local import LocalStore
+from millpond.store.seal_source import EngineSealSource
 from millpond.store.tier import apart
 from millpond.store.tier.apart import Process, WorkApart
 
@@ -144,7 +145,7 @@ async def test_its_command_line_says_nothing(place: Place) -> None:
     line = Path(f"/proc/{place.process._popen.pid}/cmdline").read_bytes().split(b"\0")[1:-1]
     assert line[:3] == [b"-P", b"-m", b"millpond.store.tier.child"]
     assert line[3].isdigit()
-    assert len(line) == 4
+    assert line[4:] == [b"idle"]
 
 
 async def test_it_runs_when_nobody_else_wants_the_core(place: Place) -> None:
@@ -154,6 +155,33 @@ async def test_it_runs_when_nobody_else_wants_the_core(place: Place) -> None:
     threads = [int(path.name) for path in Path(f"/proc/{place.process._popen.pid}/task").iterdir()]
     assert len(threads) > 2
     assert {os.sched_getscheduler(thread) for thread in threads} == {os.SCHED_IDLE}
+
+
+async def test_behind_another_process_stands_back_no_longer(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the disk holds too much, the next run is made at the usual priority; the process before has ended."""
+    await place.fill(4)
+    await place.seal()
+    first = place.process
+    monkeypatch.setattr(EngineSealSource, "behind", True)
+    await place.fill(4)
+    await place.seal()
+    assert place.process is not first
+    assert await gone(first) == 0
+    pid = place.process._popen.pid
+    assert (os.sched_getscheduler(pid), os.getpriority(os.PRIO_PROCESS, pid)) == (os.SCHED_OTHER, 0)
+    rows = await place.sealed()
+    assert [len(rows[queue]) for queue in (0, 1)] == [4, 4]
+
+
+async def test_behind_is_a_quarter_more_than_the_disk_should_hold(place: Place) -> None:
+    """As long as it holds less, sealing is in no hurry."""
+    source = place.engine.seal_source
+    await place.fill(60)
+    held = len(place.engine.log.segments) * SEGMENT_BYTES
+    source._local_bytes = held
+    assert not source.behind
+    source._local_bytes = held * 3 // 4
+    assert source.behind
 
 
 async def test_killed_at_work_it_is_replaced(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
