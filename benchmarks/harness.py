@@ -12,12 +12,12 @@ import statistics
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Literal, NamedTuple
 
 import msgspec
 
-from benchmarks.process import Memory, cpu_seconds
+from benchmarks.process import Memory, family_cpu_seconds
 from millpond.core.clock import SystemClock
 
 START_SECONDS = 60.0
@@ -157,8 +157,4 @@ async def settled(*pids: int) -> bool:
 
 
 def _cpu_seconds(pids: Iterable[int]) -> float:
-    total = 0.0
-    for pid in pids:
-        with suppress(FileNotFoundError, ProcessLookupError):
-            total += cpu_seconds(pid)
-    return total
+    return sum(map(family_cpu_seconds, pids))

@@ -10,13 +10,17 @@ SAMPLE_SECONDS = 0.1
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
-def family_mib(pid: int) -> float:
-    """`anonymous_mib` of a process and of those that it has started (a store seals in one of its own)."""
+def _children(pid: int) -> list[int]:
+    """Those that it has started and that are there (a store seals in a process of its own)."""
     try:
-        children = [child for one in Path(f"/proc/{pid}/task").glob("*/children") for child in one.read_text().split()]
+        return [int(one) for task in Path(f"/proc/{pid}/task").glob("*/children") for one in task.read_text().split()]
     except (FileNotFoundError, ProcessLookupError):
-        children = []
-    return anonymous_mib(pid) + sum(family_mib(int(child)) for child in children)
+        return []
+
+
+def family_mib(pid: int) -> float:
+    """`anonymous_mib` of a process and of those that it has started."""
+    return anonymous_mib(pid) + sum(map(family_mib, _children(pid)))
 
 
 def anonymous_mib(pid: int) -> float:
@@ -30,8 +34,21 @@ def anonymous_mib(pid: int) -> float:
 
 def cpu_seconds(pid: int) -> float:
     """Seconds of a core that a process has taken so far, in user and kernel mode, all threads together."""
-    after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(after_name[11]) + int(after_name[12])) / _TICKS
+    return sum(_ticks(pid)[:2]) / _TICKS
+
+
+def family_cpu_seconds(pid: int) -> float:
+    """`cpu_seconds` of a process and of those that it has started, also of those that have ended. 0 when it is gone."""
+    try:
+        ticks = sum(_ticks(pid))
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0
+    return ticks / _TICKS + sum(map(family_cpu_seconds, _children(pid)))
+
+
+def _ticks(pid: int) -> list[int]:
+    """User and kernel time, and both of the children that have ended."""
+    return [int(one) for one in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:15]]
 
 
 class Memory:

@@ -30,9 +30,19 @@ async def test_rounds_take_turns() -> None:
     assert found["a"] > [seen.index("b")]
 
 
-@pytest.mark.parametrize(("code", "rests"), [("import signal; signal.pause()", True), ("while True: pass", False)])
+PAUSE, TURN = "import signal; signal.pause()", "while True: pass"
+CHILD_TURNS = f"""
+import os
+if os.fork():
+    {PAUSE}
+import ctypes; ctypes.CDLL(None).prctl(1, 9)  # ends with the one above
+{TURN}
+"""
+
+
+@pytest.mark.parametrize(("code", "rests"), [(PAUSE, True), (TURN, False), (CHILD_TURNS, False)])
 async def test_a_round_waits_for_rest(monkeypatch: pytest.MonkeyPatch, code: str, rests: bool) -> None:
-    """While a process computes, but not for ever; one that waits is at rest, and so is one that is gone."""
+    """While a process computes, or one that it has started, but not for ever; who waits is at rest, and who is gone."""
     monkeypatch.setattr(harness, "SETTLE_SECONDS", 1.0)
     process = await asyncio.create_subprocess_exec(sys.executable, "-S", "-c", code)
     try:
