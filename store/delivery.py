@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -27,11 +26,8 @@ from millpond.store.client import (
     LagRequest,
     LagResult,
     LeaseRequest,
-    QueueLag,
-    QueueRef,
     ReceiveRequest,
     ReceiveResult,
-    SeekOutcome,
     SeekRequest,
     SeekResult,
     Settle,
@@ -40,11 +36,12 @@ from millpond.store.client import (
     SettleResult,
     StoredFrame,
 )
-from millpond.store.fold.cursor import ALREADY, OK, UNKNOWN, VOID, LastSeek, Statuses
+from millpond.store.fold.cursor import ALREADY, OK, UNKNOWN, VOID, Statuses
 from millpond.store.fold.cursors import Cursors
 from millpond.store.fold.operations import Ints
 from millpond.store.groups import Groups, first_number
 from millpond.store.handout import DeliveryLog, Drawn, Handout
+from millpond.store.moves import Moves
 from millpond.store.parked import Parked, Woken
 from millpond.store.places import DueTimes, Group, OpenClaim, Place
 from millpond.store.waiters import Waiter, WaiterCount
@@ -67,6 +64,7 @@ class Delivery:
         self._due = DueTimes()
         self._waiting = WaiterCount(self._sleeping)
         self._groups = Groups(log, cursors, now_ms, self._waiting, self._due)
+        self._moves = Moves(log, self._groups, now_ms, self._note_due)
         self._begins_to_wait = waiting
         self._timer: tuple[int, asyncio.TimerHandle] | None = None
         self.attempts = Attempts(self._groups, now_ms)
@@ -427,58 +425,10 @@ class Delivery:
 
     async def seek(self, request: SeekRequest) -> SeekResult:
         """Raises BadRequest. Offsets beyond a queue's ends are taken for that end."""
-        if len(request.queues) != len(request.offsets):
-            raise BadRequest.field("offsets", "one for each queue", len(request.offsets))
-        id_hash = int.from_bytes(blake2b(request.seek_id.encode(), digest_size=8).digest(), "little") >> 1 or 1
-        pairs = zip(request.queues, request.offsets, strict=True)
-        outcomes = [self._seek(request, queue, offset, id_hash) for queue, offset in pairs]
-        if not request.dry_run:
-            self._log.state_changed()
-            await self._log.state_flushed()
-            await self._log.confirmed()
-        return SeekResult(outcomes)
-
-    def _seek(self, request: SeekRequest, queue: QueueRef, offset: int, id_hash: int) -> SeekOutcome:
-        place = self._groups.find(request.group.group_id, queue.queue_id)
-        if place is not None and place.cursor.last_seek.id_hash == id_hash:
-            last = place.cursor.last_seek
-            return SeekOutcome(queue.queue_id, last.from_offset, last.to_offset)
-        if not request.dry_run:
-            self._log.open_queue(queue)
-        ends = self._log.ends(queue.queue_id)
-        to = max(ends.start_offset, min(offset, ends.end_offset))
-        outcome = SeekOutcome(queue.queue_id, to if place is None else place.cursor.committed, to)
-        if request.dry_run:
-            return outcome
-        if place is None:
-            place = self._groups.open(request.group, queue, to)
-        place.cursor.seek(to, request.keep_retries, LastSeek(id_hash, outcome.from_offset, to))
-        place.claim = None
-        place.group.full.pop(queue.queue_id, None)
-        self._note_due(place, place.cursor.earliest_due)
-        place.group.rouse(queue.queue_id)
-        return outcome
+        return await self._moves.seek(request)
 
     async def lag(self, request: LagRequest) -> LagResult:
-        queues = [await self._lag(request, queue.queue_id) for queue in request.queues]
-        return LagResult(queues, self._now_ms())
-
-    async def _lag(self, request: LagRequest, queue_id: int) -> QueueLag:
-        ends = self._log.ends(queue_id)
-        place = self._groups.find(request.group.group_id, queue_id)
-        if place is None:
-            committed = head = ends.start_offset if request.start == "earliest" else ends.end_offset
-            in_flight = skipped = 0
-        else:
-            cursor = place.cursor
-            head, in_flight = max(cursor.head, ends.start_offset), cursor.in_flight
-            committed = max(cursor.committed, ends.start_offset)
-            skipped = cursor.skipped + head - cursor.head
-        oldest_ts = await self._log.timestamp_at(queue_id, committed) if committed < ends.end_offset else -1
-        return QueueLag(
-            queue_id, ends.start_offset, committed, head, ends.end_offset, in_flight, oldest_ts, skipped,
-            place is not None,
-        )  # fmt: skip
+        return await self._moves.lag(request)
 
     async def delete_group(self, group: GroupRef) -> None:
         """Idempotent. Receives that wait end with NotFound(group_not_found)."""
