@@ -188,40 +188,6 @@ async def test_settle_while_a_receive_decides(bench: Bench) -> None:
     assert got(await task) == [0, 2]
 
 
-async def test_waiters_are_served_first_come_first_served(bench: Bench) -> None:
-    """One message wakes one waiter, in the order they came."""
-    first, second, third = bench.waiting(), bench.waiting(), bench.waiting()
-    await turns()
-    bench.put(1)
-    await turns()
-    assert [task.done() for task in (first, second, third)] == [True, False, False]
-    bench.put(1)
-    await turns()
-    assert [task.done() for task in (first, second, third)] == [True, True, False]
-    assert (got(first.result()), got(second.result())) == ([0], [1])
-
-
-async def test_many_messages_at_once_wake_as_many_as_they_serve(bench: Bench) -> None:
-    """Twenty messages confirmed together go to both waiters of ten."""
-    tasks = [bench.waiting(10) for _ in range(3)]
-    await turns()
-    bench.put(20)
-    await turns()
-    assert [task.done() for task in tasks] == [True, True, False]
-
-
-async def test_a_waiter_who_found_nothing_keeps_its_place(bench: Bench) -> None:
-    """When somebody else is faster, the woken waiter goes back to the front of the line."""
-    first, second = bench.waiting(), bench.waiting()
-    await turns()
-    bench.put(1)
-    assert got(await bench.receive()) == [0]
-    await turns()
-    bench.put(1)
-    await turns()
-    assert (first.done(), second.done()) == (True, False)
-
-
 async def test_single_receives_get_a_nacked_message_every_time(bench: Bench) -> None:
     """Receives of one message, the only one nacked again and again: none of them misses it."""
     bench.put(1)
@@ -229,17 +195,6 @@ async def test_single_receives_get_a_nacked_message_every_time(bench: Bench) -> 
         grant = await bench.take(1)
         assert attempts(grant) == [attempt]
         await bench.settle(grant, "nack")
-
-
-async def test_cancelled_waiter_leaves_the_line(bench: Bench) -> None:
-    """A waiter that goes away gets nothing, also when it was woken already."""
-    first, second = bench.waiting(), bench.waiting()
-    await turns()
-    bench.put(1)
-    first.cancel()
-    await turns()
-    assert first.cancelled()
-    assert got(second.result()) == [0]
 
 
 async def test_grant_of_a_cancelled_receive_is_released_uncounted(bench: Bench) -> None:
@@ -254,63 +209,6 @@ async def test_grant_of_a_cancelled_receive_is_released_uncounted(bench: Bench) 
     bench.log.write_gate.set()
     result = await waiter
     assert (got(result), attempts(result.grants[0])) == ([0, 1, 2], [1, 1, 1])
-
-
-async def test_waiter_wakes_at_a_due_time(bench: Bench) -> None:
-    """A waiting receive gets a message when its lease ends, or at once when it is nacked."""
-    bench.put(1)
-    await bench.take()
-    task = bench.waiting()
-    await turns()
-    bench.pass_time(30_000)
-    await turns()
-    assert attempts(task.result().grants[0]) == [2]
-    second = task.result().grants[0]
-    task = bench.waiting()
-    await turns()
-    await bench.settle(second, "nack")
-    await turns()
-    assert attempts(task.result().grants[0]) == [3]
-
-
-async def test_the_timer_wakes_by_itself(bench: Bench) -> None:
-    """The earliest due time has a timer of the event loop; nobody needs to look."""
-    bench.put(1)
-    await bench.settle(await bench.take(), "nack", delay_ms=2)
-    task = bench.waiting()
-    await turns()
-    bench.log.now += 10
-    assert got(await asyncio.wait_for(task, 5)) == [0]
-
-
-async def test_a_timer_that_comes_early_comes_again(bench: Bench) -> None:
-    """The store's clock may run behind the loop's: the timer is set again for what is still to come."""
-    bench.put(1)
-    await bench.settle(await bench.take(), "nack", delay_ms=2)
-    task = bench.waiting()
-    await turns()
-    timer = bench.delivery._timer
-    assert timer is not None
-    timer[1].cancel()
-    bench.delivery._on_timer()
-    bench.log.now += 10
-    assert got(await asyncio.wait_for(task, 5)) == [0]
-
-
-async def test_waiting_ends_with_nothing(bench: Bench) -> None:
-    """A long poll ends empty when its time is over."""
-    result = await asyncio.wait_for(bench.receive(wait_ms=5), 5)
-    assert (result.grants, result.reason, result.created) == ([], None, True)
-
-
-async def test_waiters_of_other_queues_sleep_on(bench: Bench) -> None:
-    """A message wakes only who asks for its queue."""
-    await bench.receive(queues=Q)
-    other, all_of_them = bench.waiting(10, Q[1:2]), bench.waiting(10, Q)
-    await turns()
-    bench.put(1, Q[0])
-    await turns()
-    assert (other.done(), all_of_them.done()) == (False, True)
 
 
 async def test_attempt_id_repeats_the_lease(bench: Bench) -> None:
@@ -431,70 +329,6 @@ async def test_claim_takes_only_what_was_claimed(bench: Bench) -> None:
         await bench.delivery.lease(request)
     with pytest.raises(BadRequest):
         await bench.delivery.lease(msgspec.structs.replace(request, end=7))
-
-
-async def test_seek_voids_leases(bench: Bench) -> None:
-    """After a seek the messages come again from there, and leases of before are void."""
-    bench.put(10)
-    grant = await bench.take(5)
-    assert await bench.seek(2) == (0, 2)
-    assert await bench.settle(grant) == ["void"] * 5
-    again = await bench.take(10)
-    assert (offsets(again)[0], attempts(again)[0], again.generation) == (2, 1, 2)
-
-
-async def test_seek_dry_run_changes_nothing(bench: Bench) -> None:
-    """A dry run says from where to where, ends included, and leaves leases as they are."""
-    bench.put(10)
-    grant = await bench.take(5)
-    assert await bench.seek(99, dry_run=True) == (0, 10)
-    assert await bench.settle(grant) == ["ok"] * 5
-
-
-async def test_seek_is_idempotent_by_its_id(bench: Bench) -> None:
-    """A repeated seek answers as the first did and moves nothing, also after a restart."""
-    bench.put(10)
-    await bench.settle(await bench.take(5))
-    assert await bench.seek(1, "one") == (5, 1)
-    grant = await bench.take(3)
-    loaded = Cursors()
-    loaded.load(bench.cursors.snapshot())
-    bench.cursors, bench.delivery = loaded, Delivery(bench.log, loaded, bench.log.now_ms)
-    assert await bench.seek(1, "one") == (5, 1)
-    assert await bench.settle(grant) == ["ok"] * 3
-    assert await bench.seek(1, "two") == (4, 1)
-
-
-async def test_seek_keeps_retries(bench: Bench) -> None:
-    """With `keep_retries` unsettled messages below the new position are still retried."""
-    bench.put(10)
-    await bench.settle(await bench.take(5), "nack", [1, 3], delay_ms=1000)
-    await bench.seek(3, keep_retries=True)
-    bench.pass_time(1000)
-    result = await bench.receive(10)
-    assert sorted(got(result)) == [1, 3, 4, 5, 6, 7, 8, 9]
-
-
-async def test_seek_wakes_waiters(bench: Bench) -> None:
-    """Seeking back serves who waits."""
-    bench.put(3)
-    await bench.settle(await bench.take())
-    task = bench.waiting()
-    await turns()
-    await bench.seek(0)
-    await turns()
-    assert got(task.result()) == [0, 1, 2]
-
-
-async def test_trim_counts_what_was_skipped(bench: Bench) -> None:
-    """A cursor below the first kept offset moves to it; the messages it never saw are counted."""
-    bench.put(10)
-    await bench.settle(await bench.take(2))
-    bench.log.start[40] = bench.log.local[40] = 6
-    lag = await bench.lag()
-    assert (lag.committed, lag.skipped) == (6, 4)
-    assert got(await bench.receive(10)) == [6, 7, 8, 9]
-    assert (await bench.lag()).skipped == 4
 
 
 async def test_start_of_a_group(bench: Bench) -> None:
