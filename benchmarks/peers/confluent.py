@@ -37,12 +37,11 @@ def produce(address: str, topics: list[str], seconds: float, message_bytes: int)
     begin, sent = _clock.monotonic(), 0
     while _clock.monotonic() - begin < seconds:
         for name, body, _ in zip(names, bodies, range(SLICE), strict=False):
-            try:
-                producer.produce(name, body)
-            except BufferError:
-                producer.poll(0.05)
-                producer.produce(name, body)
-        sent += SLICE
+            while not taken(producer, name, body):
+                if _clock.monotonic() - begin > seconds + WAIT_SECONDS:
+                    break
+            else:
+                sent += 1
         producer.poll(0)
     left = producer.flush(WAIT_SECONDS)
     took = _clock.monotonic() - begin
@@ -50,6 +49,16 @@ def produce(address: str, topics: list[str], seconds: float, message_bytes: int)
         sys.stderr.write(f"{left} of {sent} messages were not acknowledged after {took:.0f} s\n")
         producer.purge()
     return (sent - left) / took
+
+
+def taken(producer: Producer, topic: str, body: bytes) -> bool:
+    """Whether its queue had room; if not, some time was left to it."""
+    try:
+        producer.produce(topic, body)
+    except BufferError:
+        producer.poll(0.05)
+        return False
+    return True
 
 
 def consume(address: str, topic: str, messages: int) -> float:
