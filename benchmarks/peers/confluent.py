@@ -37,7 +37,7 @@ def produce(address: str, topics: list[str], seconds: float, message_bytes: int)
     begin, sent = _clock.monotonic(), 0
     while _clock.monotonic() - begin < seconds:
         for name, body, _ in zip(names, bodies, range(SLICE), strict=False):
-            while not taken(producer, name, body):
+            while not _took(producer, name, body):
                 if _clock.monotonic() - begin > seconds + WAIT_SECONDS:
                     break
             else:
@@ -51,8 +51,8 @@ def produce(address: str, topics: list[str], seconds: float, message_bytes: int)
     return (sent - left) / took
 
 
-def taken(producer: Producer, topic: str, body: bytes) -> bool:
-    """Whether its queue had room; if not, some time was left to it."""
+def _took(producer: Producer, topic: str, body: bytes) -> bool:
+    """Whether its queue had room; if not, it was given some time."""
     try:
         producer.produce(topic, body)
     except BufferError:
