@@ -167,7 +167,7 @@ async def _store(folder: str) -> AsyncIterator[tuple[LocalStore, _HeldMetadata, 
 
 async def _noticed(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
     """The probe twice a round on one service: with nothing else, and while filled topics are sealed."""
-    found: dict[str, list[Probe]] = {"alone": [], "while it seals": []}
+    found: dict[str, list[Probe]] = {"nothing sealed": [], "while it seals": []}
     rates: list[float] = []
     names = count()
     async with harness.service(setup.folder) as service:
@@ -178,7 +178,7 @@ async def _noticed(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
                 tell(f"produce {case}, round {number + 1} of {setup.rounds}")
                 filled = [f"full{next(names)}" for _ in range(FILLED)]
                 await _fill(service.url, filled, setup)  # also before it is alone: the same went before both
-                sealing = asyncio.create_task(_flush(service.url, filled)) if case != "alone" else None
+                sealing = asyncio.create_task(_flush(service.url, filled)) if case != "nothing sealed" else None
                 probes.append(
                     await probe.steady(service.url, "probe", setup.seconds, setup.per_second, setup.message_bytes)
                 )
@@ -186,8 +186,8 @@ async def _noticed(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
     return [
         Line(
             f"produce {field[:3]}, {case}", "ms", [getattr(one.produce, field) for one in probes],
-            f"produce {field[:3]}, alone" if case != "alone" else "",
-            aim=Aim(at_most=1.2) if case != "alone" and field == "p99_ms" else None,
+            f"produce {field[:3]}, nothing sealed" if case != "nothing sealed" else "",
+            aim=Aim(at_most=1.2) if case != "nothing sealed" and field == "p99_ms" else None,
         )
         for field in ("p50_ms", "p99_ms")
         for case, probes in found.items()
