@@ -14,7 +14,7 @@ no answer ever shows anything above it.
 from __future__ import annotations
 
 import asyncio
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol
 
 import msgspec
 import pyarrow as pa
@@ -426,7 +426,6 @@ class ParkedReceive(Protocol):
         ...
 
 
-@runtime_checkable
 class Parks(Protocol):
     """What a store in the same process can do besides."""
 

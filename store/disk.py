@@ -227,16 +227,12 @@ class SystemFile:
             data += more
         return data
 
-    def read_into(self, view: memoryview, position: int) -> int:
-        """One step of `read_once`; how much it was, 0 at the end of the file."""
-        return _preadv_uncached(self._fd, [view], position)
-
     def read_once(self, position: int, length: int) -> pa.Buffer:
         data = pa.allocate_buffer(length)
         view = memoryview(data)
         done = 0
         while done < length:
-            got = self.read_into(view[done:], position + done)
+            got = _preadv_uncached(self._fd, [view[done:]], position + done)
             if not got:
                 break
             done += got

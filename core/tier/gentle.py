@@ -1,4 +1,4 @@
-"""Files written and read beside a log on the same disk: `GentleFile`, `read_through`, `read_direct`.
+"""Files written and read beside a log on the same disk: `GentleFile`, `read_through`.
 
 What a log's fdatasync waits for is the file system's journal and pages that wait to be written. So a file that nobody
 reads soon goes to the disk past the page cache (O_DIRECT), in steps, into blocks taken many at a time, and is synced
@@ -18,7 +18,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 
 from millpond.core.limits import KIB, MIB
 
@@ -104,37 +103,10 @@ def _address(data: memoryview) -> int:
     return int(np.frombuffer(data, np.uint8).ctypes.data)
 
 
-def open_direct(path: Path) -> int:
-    """A handle to read past the page cache with, or -1 where the file system has no such thing."""
-    try:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
-    except OSError as error:
-        if error.errno not in _NOT_POSSIBLE:
-            raise
-        return -1
-
-
-def read_direct(handle: int, position: int, length: int, step_bytes: int = READ_BYTES) -> pa.Buffer:
-    """Bytes [position, position + length) by a handle of `open_direct`; fewer at the end of the file."""
-    before = position % _BLOCK_BYTES
-    whole = -(-(before + length) // _BLOCK_BYTES) * _BLOCK_BYTES
-    memory = pa.allocate_buffer(whole + _BLOCK_BYTES)
-    page = -memory.address % _BLOCK_BYTES
-    view = memoryview(memory)[page : page + whole]
-    done = 0
-    while done < whole:
-        got = os.preadv(handle, [view[done : done + step_bytes]], position - before + done)
-        done += got
-        if got % _BLOCK_BYTES or not got:
-            break
-    return memory.slice(page + before, max(0, min(length, done - before)))
-
-
 def read_through(path: Path) -> Iterator[memoryview]:
     """All of a file, in steps; what was given is overwritten by the next one."""
     buffer = memoryview(mmap.mmap(-1, READ_BYTES))
-    direct = open_direct(path)
-    handle = direct if direct >= 0 else os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    handle = _opened(path)
     at = 0
     try:
         while got := os.preadv(handle, [buffer], at):
@@ -144,3 +116,13 @@ def read_through(path: Path) -> Iterator[memoryview]:
                 return
     finally:
         os.close(handle)
+
+
+def _opened(path: Path) -> int:
+    flags = os.O_RDONLY | os.O_CLOEXEC
+    try:
+        return os.open(path, flags | os.O_DIRECT)
+    except OSError as error:
+        if error.errno not in _NOT_POSSIBLE:
+            raise
+        return os.open(path, flags)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -10,51 +9,29 @@ from pathlib import Path
 import pyarrow as pa
 
 from millpond.core.frame import HEADER_BYTES, FrameHeader, unpack_header
-from millpond.core.limits import KIB, MIB
-from millpond.core.tier.gentle import READ_BYTES, open_direct, read_direct
 from millpond.store.commitlog import Segment, segment_name
 from millpond.store.disk import SystemFile
 from millpond.store.tier.channel import Place
 
 OPEN_SEGMENTS = 4
-SMALL_BYTES = 64 * KIB  # read at once of what is still written to
-LARGE_BYTES = 2 * MIB  # .. when nobody else is at work
 
 
 class SealFile(SystemFile):
-    """Reads without being noticed. A segment that is closed is read past the page cache; one that is written to is not,
-    because such a read holds a lock that a write waits for, and this process may lose the core meanwhile."""
+    """Reads gently, but while nobody else is at work. `written_to`: the store may write to it just now; a direct read
+    would hold a lock then that a write waits for, and this process may lose the core meanwhile."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, create=False)
-        self._direct = open_direct(path)
         self.written_to = True
         self.hurry = False
 
     def read_cached(self, _position: int, _length: int) -> bytes | None:
         return None
 
-    def read_once(self, position: int, length: int) -> pa.Buffer:
-        if self._direct >= 0 and not self.written_to:
-            return read_direct(self._direct, position, length, LARGE_BYTES if self.hurry else READ_BYTES)
-        step_bytes = LARGE_BYTES if self.hurry else SMALL_BYTES
-        data = pa.allocate_buffer(length)
-        view, done = memoryview(data), 0
-        while done < length:
-            got = self.read_into(view[done : done + step_bytes], position + done)
-            if not got:
-                break
-            done += got
-        return data.slice(0, done)
-
-    def read_gently(self, position: int, length: int, _before_step: Callable[[], None], _still: bool) -> pa.Buffer:
-        return self.read_once(position, length)
-
-    def close(self) -> None:
-        super().close()
-        if self._direct >= 0:
-            os.close(self._direct)
-            self._direct = -1
+    def read_gently(self, position: int, length: int, before_step: Callable[[], None], _still: bool) -> pa.Buffer:
+        if self.hurry:
+            return self.read_once(position, length)
+        return super().read_gently(position, length, before_step, not self.written_to)
 
 
 class SegmentFiles:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from millpond.core.tier import gentle
-from millpond.core.tier.gentle import ALLOCATE_BYTES, STEP_BYTES, GentleFile, open_direct, read_direct, read_through
+from millpond.core.tier.gentle import ALLOCATE_BYTES, STEP_BYTES, GentleFile, read_through
 
 
 @pytest.fixture(name="ways", params=["direct", "refused at open", "refused at write"])
@@ -67,16 +67,3 @@ def test_a_failed_write_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(OSError, match="full"):
         file.write(memoryview(bytes(STEP_BYTES)))
     file.close()
-
-
-@pytest.mark.parametrize(("position", "length"), [(0, 10), (1, 4095), (4096, 8192), (5000, 100_000), (299_990, 100)])
-@pytest.mark.parametrize("step", [4096, 1 << 20])
-def test_any_range_is_read(tmp_path: Path, position: int, length: int, step: int) -> None:
-    """As it stands in the file, up to its end."""
-    data = os.urandom(300_000)
-    (tmp_path / "one").write_bytes(data)
-    handle = open_direct(tmp_path / "one")
-    if handle < 0:
-        pytest.skip("this file system has no direct reads")
-    assert read_direct(handle, position, length, step).to_pybytes() == data[position : position + length]
-    os.close(handle)
