@@ -35,7 +35,8 @@ from millpond.metadata.client import QueueInfo, TopicInfo
 from millpond.proxy.encode import Rows
 from millpond.proxy.frame_plan import FramePlan, Placed, PlacedSingle, WaitingBatch, WaitingSingle
 from millpond.proxy.incoming import Single
-from millpond.store.client import AppendRequest, QueueRef, StoreClient
+from millpond.proxy.queue_lists import queue_ref
+from millpond.store.client import AppendRequest, StoreClient
 
 CALL_MARGIN_SECONDS = 5.0  # beyond the deadline the store was given: then its answer is lost
 SINGLE_BYTES = 64  # what one message takes beside its body and key, about
@@ -158,7 +159,7 @@ class Coalescer:
 
     async def _submit(self, lane: _Lane, plans: list[FramePlan]) -> None:
         topic, queue = lane.topic, lane.queue
-        ref = QueueRef(topic.tenant_id, topic.topic_id, queue.queue_id, queue.queue)
+        ref = queue_ref(topic, queue)
         settings = topic.settings
         sent, appends = [], []
         for plan in plans:

@@ -19,11 +19,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from millpond.core.errors import Conflict, Internal, MillpondError
-from millpond.core.limits import CALL_MS, DAMAGED_AGAIN_MS, QUEUE_LISTS
+from millpond.core.limits import CALL_MS, DAMAGED_AGAIN_MS
 from millpond.metadata.client import GroupInfo, QueueInfo, TopicInfo
 from millpond.proxy import message_id, row_ranges
 from millpond.proxy.codec.answers import Rows
 from millpond.proxy.parts import Parts
+from millpond.proxy.queue_lists import queue_ref
 from millpond.proxy.receipts import Lease
 from millpond.proxy.tags import TagFilter
 from millpond.proxy.times import by_store
@@ -33,7 +34,6 @@ from millpond.store.client import (
     GroupRef,
     LeaseRequest,
     ParkedReceive,
-    QueueRef,
     ReceiveRequest,
     ReceiveResult,
     Settle,
@@ -95,39 +95,6 @@ class _HeldRows(NamedTuple):
 
 def group_ref(topic: TopicInfo, group: GroupInfo) -> GroupRef:
     return GroupRef(topic.tenant_id, topic.topic_id, group.group_id)
-
-
-class _Queues(NamedTuple):
-    """All queues of a topic as stores name them, and the store that has them all, if one has."""
-
-    topic: TopicInfo
-    refs: list[QueueRef]
-    store: str | None
-
-
-class QueuesOf:
-    """The same list again for the same topic: a store knows it by its identity. Bounded; the oldest go first."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, _Queues] = {}
-
-    def __call__(self, topic: TopicInfo) -> _Queues:
-        known = self._known.get(topic.topic_id)
-        if known is None or known.topic is not topic:
-            stores = {queue.spans[-1].store_group for queue in topic.queues}
-            store = stores.pop() if len(stores) == 1 else None
-            known = _Queues(topic, [queue_ref(topic, queue) for queue in topic.queues], store)
-            self._known[topic.topic_id] = known
-            if len(self._known) > QUEUE_LISTS:
-                del self._known[next(iter(self._known))]
-        return known
-
-
-_queues_of = QueuesOf()
-
-
-def queue_ref(topic: TopicInfo, queue: QueueInfo) -> QueueRef:
-    return QueueRef(topic.tenant_id, topic.topic_id, queue.queue_id, queue.queue)
 
 
 class Held:
@@ -192,7 +159,7 @@ class Receiver:
         self._begun = begun
         self._parked: ParkedReceive | None = None
         self._group = group_ref(wanted.topic, wanted.group)
-        self._queues = {queue.queue_id: queue for queue in wanted.topic.queues}
+        self._all = parts.queue_lists.of(wanted.topic)
         self.held = Held(parts, self._group)
 
     @property
@@ -203,8 +170,7 @@ class Receiver:
         """Where waiting is all that can be done now, and one store in this process has all the queues: wait there
         without a task. `run` follows when it is woken."""
         wanted = self._wanted
-        name = _queues_of(wanted.topic).store
-        store = None if name is None else self._parts.stores.parking(name)
+        store = None if self._all.store is None else self._parts.stores.parking(self._all.store)
         if store is not None:
             self._parked = store.park(self._request(wanted.topic.queues, wanted.max_messages, wanted.wait_ms))
         return self._parked
@@ -235,7 +201,7 @@ class Receiver:
             delivery.reason = delivery.reason or result.reason
             delivery.progress = delivery.progress or bool(result.grants or result.claims)
             for grant in result.grants:
-                self.held.add(self._queues[grant.queue_id], grant)
+                self.held.add(self._all.by_id[grant.queue_id], grant)
         for result in results:
             for grant in result.grants:
                 await self._deliver(delivery, grant)
@@ -254,7 +220,9 @@ class Receiver:
         whole = len(queues) == len(wanted.topic.queues)
         return ReceiveRequest(
             group=self._group,
-            queues=_queues_of(wanted.topic).refs if whole else [queue_ref(wanted.topic, queue) for queue in queues],
+            queues=self._parts.queue_lists.of(wanted.topic).refs
+            if whole
+            else [queue_ref(wanted.topic, queue) for queue in queues],
             start=wanted.group.start,
             max_messages=room,
             max_bytes=wanted.max_bytes,
@@ -287,7 +255,7 @@ class Receiver:
                 continue
             results.append(result)
             for grant in result.grants:
-                self.held.add(self._queues[grant.queue_id], grant)
+                self.held.add(self._all.by_id[grant.queue_id], grant)
                 room -= len(offsets_of(grant))
             if room <= 0:
                 break
@@ -312,7 +280,7 @@ class Receiver:
             answers = await asyncio.gather(*tasks, return_exceptions=True)
             results = [one for one in answers if isinstance(one, ReceiveResult)]
             for grant in [grant for one in results for grant in one.grants]:
-                self.held.add(self._queues[grant.queue_id], grant)
+                self.held.add(self._all.by_id[grant.queue_id], grant)
         failed = [one for one in answers if isinstance(one, MillpondError)]
         if not results and failed:
             raise failed[0]
@@ -330,7 +298,7 @@ class Receiver:
                     grants.append(grant)
                     room -= len(offsets)
                 else:
-                    await self.held.part("release", self._queues[grant.queue_id], grant, offsets)
+                    await self.held.part("release", self._all.by_id[grant.queue_id], grant, offsets)
             kept.append(msgspec.structs.replace(result, grants=grants))
         return kept
 
@@ -338,7 +306,7 @@ class Receiver:
 
     async def _deliver(self, delivery: Delivery, grant: Grant) -> None:
         """Get a grant's messages; rows that cannot be had go back, rows of another tag are skipped for good."""
-        queue, offsets, tag = self._queues[grant.queue_id], offsets_of(grant), self._wanted.tag
+        queue, offsets, tag = self._all.by_id[grant.queue_id], offsets_of(grant), self._wanted.tag
         batches = self._whole(queue, grant, offsets) if tag is None else None
         if batches is not None:
             await self._add(delivery, queue, grant, batches, offsets)
@@ -380,7 +348,7 @@ class Receiver:
 
     async def _claimed(self, delivery: Delivery, claim: Claim) -> None:
         """Read and filter a cold range, then lease what matches and skip the rest."""
-        wanted, queue = self._wanted, self._queues[claim.queue_id]
+        wanted, queue = self._wanted, self._all.by_id[claim.queue_id]
         room_rows, room_bytes = wanted.max_messages - delivery.count, wanted.max_bytes - delivery.nbytes
         if room_rows <= 0 or room_bytes <= 0:
             return

@@ -6,14 +6,16 @@ Handlers reach everything through `call.parts`; nothing is global. `ProxyCall` i
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias, TypeGuard
 
 from millpond.core.clock import Clock, Random
 from millpond.core.config import ProxyConfig
 from millpond.core.errors import Unavailable
 from millpond.core.http.call import Call
+from millpond.core.tasks import Tasks
 from millpond.metadata.client import MetadataClient, QueueInfo
+from millpond.proxy.queue_lists import QueueLists
 from millpond.store.client import Parks, StoreClient
 
 if TYPE_CHECKING:
@@ -53,15 +55,7 @@ class Stores:
 
 
 def _parks(client: StoreClient) -> TypeGuard[Parks]:
-    kind = type(client)
-    found = _kinds.get(kind)
-    if found is None:
-        found = _kinds[kind] = isinstance(client, Parks)
-    return found
-
-
-_kinds: dict[type[StoreClient], bool] = {}
-"""`isinstance` of a protocol costs microseconds: once for each kind of store."""
+    return hasattr(client, "park")  # `isinstance` of a protocol takes microseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +72,9 @@ class Parts:
     reader: RangeReader
     counters: Counters
     siblings: Siblings | None = None
+    queue_lists: QueueLists = field(default_factory=QueueLists)
+    releases: Tasks = field(default_factory=Tasks)
+    """Leases that nobody can take any more, on their way back."""
 
 
 ProxyCall: TypeAlias = Call[Parts]

@@ -10,25 +10,28 @@ Its future is the answer to come: buffers that follow each other. Cancelled, it 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
 from millpond.core.http.wire import Buffer
+from millpond.core.tasks import Tasks
 from millpond.proxy.grants import Receiver
 
 Pieces: TypeAlias = list[Buffer]
-_log = logging.getLogger("millpond.proxy")
 
 
 class Poll:
     """`future`: the answer, or the error that it ends with."""
 
-    def __init__(self, receiver: Receiver, nothing: Pieces, serve: Callable[[Receiver], Awaitable[Pieces]]) -> None:
-        """`nothing`: the answer that says so; `serve` runs the receiver and encodes what it got."""
+    def __init__(
+        self, receiver: Receiver, nothing: Pieces, serve: Callable[[Receiver], Awaitable[Pieces]], releases: Tasks
+    ) -> None:
+        """`nothing`: the answer that says so; `serve` runs the receiver and encodes what it got; `releases`: whose the
+        handing back is when there is an answer and nobody to take it."""
         self._receiver = receiver
         self._nothing = nothing
         self._serve = serve
+        self._releases = releases
         self._loop = asyncio.get_running_loop()
         self._task: asyncio.Task[None] | None = None
         self._parked = receiver.park()
@@ -87,15 +90,4 @@ class Poll:
 
     def lost(self) -> None:
         """There is an answer, and nobody to take it."""
-        task = self._loop.create_task(self._receiver.held.release(), name="release of leases")
-        _releases.add(task)
-        task.add_done_callback(_released)
-
-
-_releases: set[asyncio.Task[None]] = set()
-
-
-def _released(task: asyncio.Task[None]) -> None:
-    _releases.discard(task)
-    if not task.cancelled() and (error := task.exception()) is not None:
-        _log.error("leases were not handed back, they end by themselves", exc_info=error)
+        self._releases.spawn(self._receiver.held.release(), "release of leases")

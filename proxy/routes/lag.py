@@ -15,8 +15,9 @@ from millpond.core.http.routing import Route
 from millpond.core.limits import RECEIVE_BYTES
 from millpond.core.names import check_name
 from millpond.metadata.client import GroupInfo, QueueInfo, TopicInfo
-from millpond.proxy.grants import group_ref, queue_ref
+from millpond.proxy.grants import group_ref
 from millpond.proxy.parts import ProxyCall
+from millpond.proxy.queue_lists import queue_ref
 from millpond.proxy.times import by_store
 from millpond.store.client import LagRequest, QueueLag
 

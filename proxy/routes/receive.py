@@ -119,7 +119,8 @@ def prompt(call: PromptCall[Parts]) -> Prompt | None:
     if body.filter is not None and tags.parse(group.filter_tag) != named:
         return None
     receiver = Receiver(parts, _wanted(topic, group, body), parts.clock.monotonic())
-    poll = Poll(receiver, answers.nothing(media_type, topic.name), partial(_serve, parts, media_type, {}))
+    nothing = answers.nothing(media_type, topic.name)
+    poll = Poll(receiver, nothing, partial(_serve, parts, media_type, {}), parts.releases)
     return Prompt(poll.future, _as_it_is, media_type, waits=True, lost=poll.lost)
 
 

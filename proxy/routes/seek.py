@@ -15,8 +15,9 @@ from millpond.core.http.routing import Route
 from millpond.core.limits import NAME_CHARS, TIMESTAMP_MS_MOST
 from millpond.core.names import check_name
 from millpond.metadata.client import GroupInfo, QueueInfo, TopicInfo
-from millpond.proxy.grants import group_ref, queue_ref
+from millpond.proxy.grants import group_ref
 from millpond.proxy.parts import ProxyCall
+from millpond.proxy.queue_lists import queue_ref
 from millpond.proxy.routes.receive import in_range
 from millpond.proxy.tags import encoded
 from millpond.proxy.times import ClockName, by_store, ends_of, offsets_at

@@ -21,6 +21,7 @@ from millpond.core.hashing import hash_bytes
 from millpond.core.http.routing import Router
 from millpond.core.http.server import HttpServer
 from millpond.core.schema import KEY, PROPERTIES, TAG, message_schema
+from millpond.core.tasks import Tasks
 from millpond.core.tier.rows import rows_of
 from millpond.metadata.client import (
     GroupInfo,
@@ -37,6 +38,7 @@ from millpond.metadata.client import (
 from millpond.proxy.counters import Counters
 from millpond.proxy.frames import FrameCache
 from millpond.proxy.parts import Stores
+from millpond.proxy.queue_lists import QueueLists
 from millpond.proxy.read_range import RangeReader
 from millpond.proxy.receipts import LeaseTokens
 from millpond.proxy.routes import find, lag, read, receive, seek, settle
@@ -340,7 +342,7 @@ class World:
         self.tokens = LeaseTokens(metadata, self.clock)
         self.parts: Any = SimpleNamespace(
             clock=self.clock, random=SystemRandom(), metadata=metadata, catalog=self, stores=Stores(clients),
-            tokens=self.tokens, reader=self.reader, counters=Counters(),
+            tokens=self.tokens, reader=self.reader, counters=Counters(), queue_lists=QueueLists(), releases=Tasks(),
         )  # fmt: skip
         self.server = HttpServer(
             Router([*receive.ROUTES, *settle.ROUTES, *read.ROUTES, *find.ROUTES, *seek.ROUTES, *lag.ROUTES]),

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from millpond.core.errors import NotFound
+from millpond.core.tasks import Tasks
 from millpond.proxy.polls import Poll
 
 
@@ -19,6 +20,7 @@ class Fake:
         self.held = self
         self.full = False
         self.calls: list[str] = []
+        self.releases = Tasks()
         self.gate = asyncio.Event()
         self.woken: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
@@ -38,7 +40,7 @@ class Fake:
 
     def poll(self) -> Poll:
         receiver: Any = self
-        return Poll(receiver, [b"nothing"], self.serve)
+        return Poll(receiver, [b"nothing"], self.serve, self.releases)
 
 
 async def turns() -> None:
@@ -107,16 +109,6 @@ async def test_a_client_that_goes(when: str) -> None:
     fake.gate.set()
     await turns()
     assert set(fake.calls) == ({"served", "left"} if when in {"begun", "served"} else {"left"})
-
-
-async def test_an_answer_that_comes_too_late_is_handed_back() -> None:
-    """The client has gone in the very turn in which it is made."""
-    fake = Fake(parks=False)
-    poll = fake.poll()
-    fake.gate.set()
-    poll.future.cancel()
-    await turns()
-    assert fake.calls in (["served", "released"], [])
 
 
 async def test_an_answer_that_is_lost_is_handed_back() -> None:
