@@ -213,6 +213,11 @@ class _Gentle:
 
 
 class SystemFile:
+    @property
+    def step_bytes(self) -> int:
+        """Of a gentle read."""
+        return GENTLE_READ_BYTES
+
     def __init__(self, path: Path, create: bool) -> None:
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         self._fd = os.open(path, flags, 0o640)
@@ -246,7 +251,7 @@ class SystemFile:
         view = memoryview(space)[skip : skip + whole]
         done = 0
         while done < whole:
-            step = view[done : done + GENTLE_READ_BYTES]
+            step = view[done : done + self.step_bytes]
             before_step()
             got = self._gentle.read(first + done, step, direct=still)
             done += got

@@ -25,7 +25,6 @@ import pyarrow as pa
 from millpond.core.errors import BelowLocal, Internal
 from millpond.core.frame import HEADER_BYTES, FrameHeader, unpack_header
 from millpond.core.limits import BEGUN_BYTES, KIB, MIB
-from millpond.core.priority import yield_to_others
 from millpond.store.client import StoredFrame
 from millpond.store.commitlog import Segment
 from millpond.store.directory import FrameSpot
@@ -78,7 +77,7 @@ class FrameReader:
         self._flushes = flushes
         self._begun = Recent(BEGUN_BYTES)
         self._threads = ThreadPoolExecutor(2, "millpond-read")
-        self._background = ThreadPoolExecutor(1, "millpond-seal-read", yield_to_others)
+        self._background = ThreadPoolExecutor(1, "millpond-seal-read")
 
     async def frames(self, spots: list[FrameSpot], *, background: bool = False) -> list[StoredFrame]:
         """The frames at `spots`, in their order; `background`: nobody waits for them, they are read when there is time.

@@ -1,4 +1,4 @@
-"""Files written and read beside a log on the same disk: `GentleFile`, `read_through`.
+"""Files written and read beside a log on the same disk: `GentleFile`, `read_through`, and how much at once: `Steps`.
 
 What a log's fdatasync waits for is the file system's journal and pages that wait to be written. So a file that nobody
 reads soon goes to the disk past the page cache (O_DIRECT), in steps, into blocks taken many at a time, and is synced
@@ -14,6 +14,7 @@ import errno
 import fcntl
 import mmap
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,18 +22,49 @@ import numpy as np
 
 from millpond.core.limits import KIB, MIB
 
-STEP_BYTES = 256 * KIB  # written at once
-READ_BYTES = 256 * KIB  # read at once: larger reads, and those through the page cache, held up others for milliseconds
+STEP_BYTES = 256 * KIB  # written or read at once: larger reads held up others for milliseconds
+LONG_STEP_BYTES = MIB  # .. while there are no others
 ALLOCATE_BYTES = 8 * MIB
 _BLOCK_BYTES = 4096
 _NOT_POSSIBLE = (errno.EINVAL, errno.EOPNOTSUPP)
 
 
-class GentleFile:
-    """A new file that only grows. All calls block and may raise OSError."""
+class Steps:
+    """How much is written or read at once, and how far apart, by all that have it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self) -> None:
+        self.bytes = STEP_BYTES
+        self._pause_seconds = 0.0
+        self._freely = threading.Event()
+        self._freely.set()
+
+    @property
+    def long(self) -> bool:
+        """Nobody else is at work."""
+        return self.bytes == LONG_STEP_BYTES
+
+    def take(self, bytes_per_second: int, *, long: bool) -> None:
+        """Spread over half of the time that so much takes; without pauses when it is 0. Sixteen steps in a row are
+        noticed by a log beside them where one each few milliseconds is not."""
+        self.bytes = LONG_STEP_BYTES if long else STEP_BYTES
+        if bytes_per_second:
+            self._pause_seconds = STEP_BYTES / bytes_per_second / 2
+            self._freely.clear()
+        else:
+            self._freely.set()
+
+    def pause(self) -> None:
+        """Between two steps. Blocks."""
+        self._freely.wait(self._pause_seconds)
+
+
+class GentleFile:
+    """A new file that only grows, and is read back step by step: what is on the disk is what was written. All calls
+    block and may raise OSError."""
+
+    def __init__(self, path: Path, steps: Steps) -> None:
         """Raises FileExistsError."""
+        self._steps = steps
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         try:
             self._fd = os.open(path, flags | os.O_DIRECT, 0o640)
@@ -42,6 +74,7 @@ class GentleFile:
             path.unlink(missing_ok=True)  # some make the file before they refuse
             self._fd = os.open(path, flags, 0o640)
         self._buffer = memoryview(mmap.mmap(-1, STEP_BYTES))  # begins at a page, as O_DIRECT wants it
+        self._back = memoryview(mmap.mmap(-1, LONG_STEP_BYTES))
         self._held = 0
         self._written = 0
         self._allocated = 0
@@ -50,9 +83,9 @@ class GentleFile:
         """Whole steps that begin at a page are written as they are, all else is copied."""
         while data:
             if not self._held and len(data) >= STEP_BYTES and _address(data) % _BLOCK_BYTES == 0:
-                self._held = STEP_BYTES
-                self._step(data[:STEP_BYTES])
-                data = data[STEP_BYTES:]
+                self._held = min(len(data) // STEP_BYTES * STEP_BYTES, self._steps.bytes)
+                step, data = data[: self._held], data[self._held :]
+                self._step(step)
                 continue
             taken = min(len(data), STEP_BYTES - self._held)
             self._buffer[self._held : self._held + taken] = data[:taken]
@@ -85,6 +118,10 @@ class GentleFile:
         done = 0
         while done < len(data):
             done += self._put(data[done:], self._written + done)
+        back = self._back[: len(data)]
+        if os.preadv(self._fd, [back], self._written) < len(data) or not _equal(back, data):
+            raise OSError(errno.EIO, "what is read back is not what was written")
+        self._steps.pause()
         self._written += self._held
         self._held = 0
 
@@ -99,17 +136,22 @@ class GentleFile:
             return os.pwrite(self._fd, data, at)
 
 
+def _equal(one: memoryview, other: memoryview) -> bool:
+    """Of whole blocks."""
+    return np.array_equal(np.frombuffer(one, np.uint64), np.frombuffer(other, np.uint64))
+
+
 def _address(data: memoryview) -> int:
     return int(np.frombuffer(data, np.uint8).ctypes.data)
 
 
-def read_through(path: Path) -> Iterator[memoryview]:
+def read_through(path: Path, steps: Steps) -> Iterator[memoryview]:
     """All of a file, in steps; what was given is overwritten by the next one."""
-    buffer = memoryview(mmap.mmap(-1, READ_BYTES))
+    buffer = memoryview(mmap.mmap(-1, LONG_STEP_BYTES))
     handle = _opened(path)
     at = 0
     try:
-        while got := os.preadv(handle, [buffer], at):
+        while got := os.preadv(handle, [buffer[: steps.bytes]], at):
             yield buffer[:got]
             at += got
             if got % _BLOCK_BYTES:

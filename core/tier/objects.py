@@ -29,7 +29,8 @@ class Staged(Protocol):
         ...
 
     async def publish(self, key: str, sha256: str) -> None:
-        """What was written becomes the object, as of `put_new`. May be called again after an error."""
+        """What was written becomes the object, as of `put_new`, and what is there was compared with it:
+        Internal(tier_corrupt). May be called again after an error."""
         ...
 
     def drop(self) -> None:

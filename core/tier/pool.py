@@ -20,9 +20,8 @@ T = TypeVar("T")
 class ObjectPool:
     """`threads` blocking calls at once; the others wait for their turn, inside their own time limit."""
 
-    def __init__(self, threads: int, name: str, initializer: Callable[[], None] | None = None) -> None:
-        """`initializer` is called in each thread when it begins."""
-        self._executor = ThreadPoolExecutor(threads, thread_name_prefix=name, initializer=initializer)
+    def __init__(self, threads: int, name: str) -> None:
+        self._executor = ThreadPoolExecutor(threads, thread_name_prefix=name)
         self._slots = asyncio.Semaphore(threads)
 
     async def run(self, seconds: float, what: str, call: Callable[[], T]) -> T:

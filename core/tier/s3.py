@@ -70,7 +70,7 @@ class S3Objects:
 
     def stage(self) -> StagedInMemory:
         """In memory: S3 wants the length and the checksum before the first byte."""
-        return StagedInMemory(self.put_new)
+        return StagedInMemory(self)
 
     async def replace(self, key: str, data: bytes, etag: str | None) -> str:
         name = self._prefix + check_key(key)

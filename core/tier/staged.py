@@ -1,22 +1,53 @@
-"""An object that is kept in memory until it is put: `StagedInMemory`, for stores that take an object in one piece."""
+"""An object that is kept in memory until it is put, for stores that take an object in one piece: `StagedInMemory`.
+
+`compare` tells what a store has from what it was given.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import hashlib
+from typing import Protocol
+
+import pyarrow as pa
+
+from millpond.core.errors import Internal, NotFound, Unavailable
+from millpond.core.tier.objects import ObjectMeta
+
+
+class Objects(Protocol):
+    """What is needed of an `ObjectStore`."""
+
+    async def put_new(self, key: str, data: bytes | memoryview, sha256: str) -> None: ...
+
+    async def head(self, key: str) -> ObjectMeta: ...
+
+    async def get(self, key: str, first: int = 0, end: int | None = None) -> bytes | pa.Buffer: ...
 
 
 class StagedInMemory:
-    """A `Staged` over the store's own `put_new`."""
+    """A `Staged` over the store's own calls."""
 
-    def __init__(self, put_new: Callable[[str, bytes | memoryview, str], Awaitable[None]]) -> None:
-        self._put_new = put_new
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
         self._data = bytearray()
 
     def write(self, data: memoryview) -> None:
         self._data += data
 
     async def publish(self, key: str, sha256: str) -> None:
-        await self._put_new(key, memoryview(self._data), sha256)
+        await self._objects.put_new(key, memoryview(self._data), sha256)
+        await compare(self._objects, key, len(self._data), sha256)
 
     def drop(self) -> None:
         self._data = bytearray()
+
+
+async def compare(objects: Objects, key: str, size: int, sha256: str) -> None:
+    """Whether that is what is there. Raises Unavailable(tier_unavailable), Internal(tier_corrupt)."""
+    try:
+        meta = await objects.head(key)
+    except NotFound:
+        raise Unavailable("tier_unavailable", f"{key} was put and is not there") from None
+    found = meta.sha256 or hashlib.sha256(await objects.get(key)).hexdigest()
+    if (meta.bytes, found) != (size, sha256):
+        raise Internal("tier_corrupt", f"{key} holds other bytes than were put", path=key, missing=False)

@@ -185,7 +185,7 @@ class Process:
 
     @classmethod
     async def launch(cls, handle: Handle, source: Log, clock: Clock) -> Process:
-        """Raises Unavailable. In a session of its own: Ctrl-C in a terminal is for the store."""
+        """Raises Unavailable."""
         ours, theirs = socket.socketpair()
         eager = source.behind
         if eager:
@@ -245,10 +245,11 @@ class Process:
 
 
 def _start(handle: int, eager: bool) -> subprocess.Popen[bytes]:
-    """In a thread: it takes some milliseconds."""
+    """In a thread: it takes some milliseconds. A process group of its own, for Ctrl-C in a terminal is for the store,
+    but no session: Linux shares the cores among sessions first (autogroup), and priorities count only within one."""
     return subprocess.Popen(  # noqa: S603  # this very program
         [sys.executable, "-P", "-m", "millpond.store.tier.child", str(handle), "eager" if eager else "idle"],
-        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=(handle,), start_new_session=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=(handle,), process_group=0,
         env={**os.environ, **ENVIRONMENT},
     )  # fmt: skip
 

@@ -22,12 +22,14 @@ from millpond.core.errors import BelowLocal, Internal, Unavailable
 from millpond.core.lean import do_without_pandas
 from millpond.core.limits import SEAL_ALIVE_SECONDS, SEAL_END_SECONDS, SEAL_SPOT_BYTES, SEAL_SPOTS
 from millpond.core.priority import only_when_idle
+from millpond.core.tier.gentle import Steps
 from millpond.core.tier.open import open_objects
 from millpond.store.client import StoredFrame
 from millpond.store.directory import FrameSpot
 from millpond.store.flushes import Flushes
 from millpond.store.reader import FrameReader
 from millpond.store.recent import Recent
+from millpond.store.tier.ahead import ReadAhead
 from millpond.store.tier.channel import (
     Alive,
     Begin,
@@ -50,21 +52,23 @@ from millpond.store.tier.segments import SegmentFiles
 
 
 class FarLog:
-    """Frames of the store's log: it says where they are, this reads them."""
+    """Frames of the store's log: it says where they are, this reads them; ahead while `steps` are long."""
 
-    def __init__(self, channel: Channel, place: Place) -> None:
+    def __init__(self, channel: Channel, place: Place, steps: Steps) -> None:
         self._channel = channel
-        self._segments = SegmentFiles(place)
+        self._steps = steps
+        self._segments = SegmentFiles(place, steps)
         self._reader = FrameReader(self._segments, Recent(0), lambda _position, _end: None, Flushes())
         self._queue_id = 0
         self._spots: list[FrameSpot] = []  # of that queue, from the last ones asked for on
-        self._most = SEAL_SPOTS  # offsets to ask for: those of about SEAL_SPOTS frames
-
-    def hurry(self, yes: bool) -> None:
-        self._segments.hurry = yes
+        self._ahead = ReadAhead(self._read)
+        self._most = SEAL_SPOTS  # offsets to ask for: those of about SEAL_SPOTS frames, or SEAL_SPOT_BYTES
 
     async def frames(self, queue_id: int, offset: int, end: int, max_bytes: int) -> list[StoredFrame]:
-        """As of `SealSource`."""
+        """As of `SealSource`, or more than `max_bytes`."""
+        return await self._ahead.frames(queue_id, offset, end, max_bytes, ahead=self._steps.long)
+
+    async def _read(self, queue_id: int, offset: int, end: int, max_bytes: int) -> list[StoredFrame]:
         self._segments.trim()
         chosen: list[FrameSpot] = []
         size = 0
@@ -94,7 +98,8 @@ class FarLog:
             known = [FrameSpot(*spot) for spot in found.spots]
             self._segments.open_from = found.open_from
             if known:
-                self._most = SEAL_SPOTS * max(1, (known[-1].end - known[0].first) // len(known))
+                offsets, size = known[-1].end - known[0].first, sum(spot.length for spot in known)
+                self._most = 1 + min(SEAL_SPOTS * offsets // len(known), SEAL_SPOT_BYTES * offsets // size)
         self._queue_id, self._spots = queue_id, known
         return [spot for spot in known if spot.first < end]
 
@@ -102,10 +107,12 @@ class FarLog:
 class Sealing:
     """This process's side of the channel."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, *, eager: bool) -> None:
+        """`eager`: it works beside others, whom it need not let go first."""
         self._channel = channel
+        self._eager = eager
+        self._steps = Steps()
         self._work: LocalWork | None = None
-        self._log: FarLog | None = None
         self._bytes_per_second = 0
         self._breathes_at = 0.0
 
@@ -114,10 +121,10 @@ class Sealing:
         if isinstance(message, Begin):
             self._begin(message)
             return Done()
-        assert self._work is not None and self._log is not None, "the first message is begin"
+        assert self._work is not None, "the first message is begin"
         if isinstance(message, Pace):
             self._bytes_per_second = message.bytes_per_second
-            self._log.hurry(not message.bytes_per_second)
+            self._steps.take(message.bytes_per_second, long=not message.bytes_per_second and not self._eager)
             return Done()
         if isinstance(message, Make):
             made = await self._work.make(message.job)
@@ -129,9 +136,8 @@ class Sealing:
         return Done()
 
     def _begin(self, begin: Begin) -> None:
-        objects = open_objects(begin.tier, "", SystemClock(), SystemRandom())
-        self._log = FarLog(self._channel, begin.place)
-        self._work = LocalWork(self._log, objects, self._breathe)
+        objects = open_objects(begin.tier, "", SystemClock(), SystemRandom(), self._steps)
+        self._work = LocalWork(FarLog(self._channel, begin.place, self._steps), objects, self._breathe)
 
     async def _breathe(self, size: int) -> None:
         """Wait for as long as `size` bytes may take just now."""
@@ -152,9 +158,9 @@ class Sealing:
             await self._work.close()
 
 
-async def _main(handle: int) -> None:
+async def _main(handle: int, *, eager: bool) -> None:
     channel = await Channel.open(socket.socket(fileno=handle), 1)
-    sealing = Sealing(channel)
+    sealing = Sealing(channel, eager=eager)
     living = asyncio.create_task(sealing.live())
     try:
         await channel.listen(sealing.handle)
@@ -168,11 +174,12 @@ def main() -> None:
     """Ends with the store, not by the signals that end it: also a second Ctrl-C in a terminal."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    if sys.argv[2] == "idle":
+    eager = sys.argv[2] == "eager"
+    if not eager:
         only_when_idle()
     do_without_pandas()
     try:
-        uvloop.run(_main(int(sys.argv[1])))
+        uvloop.run(_main(int(sys.argv[1]), eager=eager))
     finally:
         error = sys.exc_info()[1]
         if error is not None:

@@ -2,7 +2,7 @@
 
     frames, some MiB (source) -> rows, row group (encoder) -> hash, staged object (stream)
 
-The three go on side by side in threads of the lowest priority, a few MiB apart, so a run of any size takes some 20 MiB.
+The three go on side by side in threads, a few MiB apart, so a run of any size takes some 30 MiB.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import hashlib
 from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
-from contextlib import suppress
 from functools import partial
 from itertools import count
 from mmap import mmap
 
-from millpond.core.errors import Conflict, Internal, NotFound, Unavailable
+from millpond.core.errors import Conflict
 from millpond.core.limits import MIB, SEAL_END_SECONDS, SEAL_STEP_SECONDS, SEAL_STREAM_BUFFERS
 from millpond.core.tier.encoder import Group, Grouping, ObjectEncoder
 from millpond.core.tier.objects import ObjectStore, Staged
 from millpond.core.tier.rows import rows_of
+from millpond.core.tier.staged import compare
 from millpond.metadata.client import ObjectRange
 from millpond.store.client import QueueRef, StoredFrame
 from millpond.store.tier.in_time import in_time
@@ -72,15 +72,10 @@ class LocalWork:
         await self._breathe(sum(frame.payload_size for frame in frames))
 
     async def put(self, made: Made, path: str) -> None:
-        with suppress(Conflict):  # an earlier attempt may have put it: comparing tells
-            await self._staged[made.number].publish(path, made.sha256)
         try:
-            meta = await self._objects.head(path)
-        except NotFound:
-            raise Unavailable("tier_unavailable", f"{path} was put and is not there") from None
-        sha256 = meta.sha256 or hashlib.sha256(await self._objects.get(path)).hexdigest()
-        if (meta.bytes, sha256) != (made.bytes, made.sha256):
-            raise Internal("tier_corrupt", f"{path} holds other bytes than were put", path=path, missing=False)
+            await self._staged[made.number].publish(path, made.sha256)
+        except Conflict:  # an earlier attempt may have put it
+            await compare(self._objects, path, made.bytes, made.sha256)
 
     async def drop(self, made: Made) -> None:
         dropping = self._drop(made.number)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from millpond.core.frame import HEADER_BYTES, FrameHeader, unpack_header
+from millpond.core.tier.gentle import Steps
 from millpond.store.commitlog import Segment, segment_name
 from millpond.store.disk import SystemFile
 from millpond.store.tier.channel import Place
@@ -17,33 +18,35 @@ OPEN_SEGMENTS = 4
 
 
 class SealFile(SystemFile):
-    """Reads gently, but while nobody else is at work. `written_to`: the store may write to it just now; a direct read
-    would hold a lock then that a write waits for, and this process may lose the core meanwhile."""
+    """Reads gently, always. `written_to`: the store may write to it just now; a direct read would hold a lock then that
+    a write waits for, and this process may lose the core meanwhile."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, steps: Steps) -> None:
         super().__init__(path, create=False)
         self.written_to = True
-        self.hurry = False
+        self._steps = steps
+
+    @property
+    def step_bytes(self) -> int:
+        return self._steps.bytes
 
     def read_cached(self, _position: int, _length: int) -> bytes | None:
         return None
 
-    def read_gently(self, position: int, length: int, before_step: Callable[[], None], _still: bool) -> pa.Buffer:
-        if self.hurry:
-            return self.read_once(position, length)
-        return super().read_gently(position, length, before_step, not self.written_to)
+    def read_gently(self, position: int, length: int, _before_step: Callable[[], None], _still: bool) -> pa.Buffer:
+        return super().read_gently(position, length, self._steps.pause, not self.written_to)
 
 
 class SegmentFiles:
     """Opened when they are wanted. A file may be another segment by then, or gone: frames prove themselves by their
-    position. `open_from`: segments are written to from this position on; `hurry`: nobody else is at work."""
+    position. `open_from`: segments are written to from this position on."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, steps: Steps) -> None:
         self.seed = place.seed
         self.first_position = 0
         self.open_from = 0
-        self.hurry = False
         self._place = place
+        self._steps = steps
         self._open: OrderedDict[int, Segment] = OrderedDict()
 
     @property
@@ -56,13 +59,12 @@ class SegmentFiles:
         segment = self._open.pop(base, None)
         if segment is None:
             try:
-                file = SealFile(Path(self._place.data) / segment_name(base))
+                file = SealFile(Path(self._place.data) / segment_name(base), self._steps)
             except FileNotFoundError:
                 return None
             segment = Segment(base, self._place.segment_bytes, file)
         assert isinstance(segment.file, SealFile)
         segment.file.written_to = base >= self.open_from
-        segment.file.hurry = self.hurry
         self._open[base] = segment
         return segment
 

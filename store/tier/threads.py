@@ -1,8 +1,4 @@
-"""The threads that sealing works in: `SealThreads`.
-
-So it takes what producers and consumers leave: they run at a lower priority (Linux has one for each thread). Sealing
-that falls behind is caught up with when it is quieter, and until then the log holds the messages.
-"""
+"""The threads that sealing works in: `SealThreads`."""
 
 from __future__ import annotations
 
@@ -11,8 +7,6 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
-from millpond.core.priority import yield_to_others
-
 T = TypeVar("T")
 
 
@@ -20,9 +14,9 @@ class SealThreads:
     """Three, side by side; each does what it is given in that order."""
 
     def __init__(self) -> None:
-        self._before = ThreadPoolExecutor(1, thread_name_prefix="seal-rows", initializer=yield_to_others)
-        self._encode = ThreadPoolExecutor(1, thread_name_prefix="seal", initializer=yield_to_others)
-        self._behind = ThreadPoolExecutor(1, thread_name_prefix="seal-write", initializer=yield_to_others)
+        self._before = ThreadPoolExecutor(1, thread_name_prefix="seal-rows")
+        self._encode = ThreadPoolExecutor(1, thread_name_prefix="seal")
+        self._behind = ThreadPoolExecutor(1, thread_name_prefix="seal-write")
 
     def before(self, call: Callable[[], T]) -> asyncio.Future[T]:
         """What makes ready what is encoded next."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from collections.abc import Iterator
 from mmap import mmap
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from millpond.core.tier import gentle
-from millpond.core.tier.gentle import ALLOCATE_BYTES, STEP_BYTES, GentleFile, read_through
+from millpond.core.tier.gentle import ALLOCATE_BYTES, STEP_BYTES, GentleFile, Steps, read_through
 
 
 @pytest.fixture(name="ways", params=["direct", "refused at open", "refused at write"])
@@ -41,24 +42,27 @@ def _ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 @pytest.mark.usefixtures("ways")
 @pytest.mark.parametrize("size", [1, 4096, STEP_BYTES - 1, STEP_BYTES, 2 * STEP_BYTES + 5, ALLOCATE_BYTES + 4097])
 @pytest.mark.parametrize("piece", [3000, STEP_BYTES + 77, 1 << 30])
-def test_what_is_written_comes_back(tmp_path: Path, size: int, piece: int) -> None:
-    """Of any size, in any pieces; the file is no longer than that."""
+@pytest.mark.parametrize("long", [False, True])
+def test_what_is_written_comes_back(tmp_path: Path, size: int, piece: int, long: bool) -> None:
+    """Of any size, in any pieces, in short steps and long ones; the file is no longer than that."""
+    steps = Steps()
+    steps.take(0, long=long)
     memory = mmap(-1, size)
     memory.write(os.urandom(size))
     data = memoryview(memory)
-    file = GentleFile(tmp_path / "one")
+    file = GentleFile(tmp_path / "one", steps)
     for start in range(0, size, piece):
         file.write(data[start : start + piece])
     file.sync()
     file.close()
     file.close()
     assert (tmp_path / "one").read_bytes() == bytes(data)
-    assert b"".join(bytes(each) for each in read_through(tmp_path / "one")) == bytes(data)
+    assert b"".join(bytes(each) for each in read_through(tmp_path / "one", steps)) == bytes(data)
 
 
 def test_a_failed_write_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only "not possible" is answered by another way."""
-    file = GentleFile(tmp_path / "one")
+    file = GentleFile(tmp_path / "one", Steps())
 
     def full(*_arguments: Any) -> None:
         raise OSError(errno.ENOSPC, "full")
@@ -67,3 +71,39 @@ def test_a_failed_write_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(OSError, match="full"):
         file.write(memoryview(bytes(STEP_BYTES)))
     file.close()
+
+
+@pytest.mark.parametrize("aligned", [False, True])
+def test_a_disk_that_keeps_other_bytes_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, aligned: bool) -> None:
+    """One bit that is not as it was written: an error of the write, not of a reader years later."""
+    writing = os.pwrite
+
+    def flipped(handle: int, data: memoryview, at: int) -> int:
+        written = writing(handle, data, at)
+        os.preadv(handle, [page], at + 8192)
+        page[100] ^= 1
+        writing(handle, page, at + 8192)
+        return written
+
+    page = mmap(-1, 4096)
+    data = memoryview(mmap(-1, STEP_BYTES + 8))[0 if aligned else 8 :][:STEP_BYTES]
+    file = GentleFile(tmp_path / "one", Steps())
+    monkeypatch.setattr(gentle.os, "pwrite", flipped)
+    with pytest.raises(OSError, match="not what was written"):
+        file.write(data)
+    file.close()
+
+
+def test_steps_are_spread_until_somebody_may_hurry() -> None:
+    """Half of the time that so many bytes take; whoever waits goes on at once when there is nobody to wait for."""
+    steps = Steps()
+    assert steps._freely.is_set()
+    steps.take(STEP_BYTES * 50, long=False)
+    assert (steps._pause_seconds, steps.bytes) == (0.01, STEP_BYTES)
+    steps.take(1, long=False)
+    waiting = threading.Thread(target=steps.pause)
+    waiting.start()
+    steps.take(0, long=True)
+    waiting.join(10)
+    assert not waiting.is_alive()
+    assert steps.long

@@ -149,10 +149,12 @@ async def test_its_command_line_says_nothing(place: Place) -> None:
 
 
 async def test_it_runs_when_nobody_else_wants_the_core(place: Place) -> None:
-    """Every thread of it has the idle policy."""
+    """Every thread of it has the idle policy, which counts within one session only where Linux groups by session."""
     await place.fill(1)
     await place.seal()
-    threads = [int(path.name) for path in Path(f"/proc/{place.process._popen.pid}/task").iterdir()]
+    pid = place.process._popen.pid
+    assert os.getsid(pid) == os.getsid(0)
+    threads = [int(path.name) for path in Path(f"/proc/{pid}/task").iterdir()]
     assert len(threads) > 2
     assert {os.sched_getscheduler(thread) for thread in threads} == {os.SCHED_IDLE}
 
@@ -256,9 +258,10 @@ async def test_it_ends_with_the_store(place: Place, monkeypatch: pytest.MonkeyPa
 
 
 async def test_signals_for_the_store_are_not_for_it(place: Place) -> None:
-    """A manager that tells every process to end lets the store drain first."""
+    """A manager that tells every process to end lets the store drain first; a terminal's Ctrl-C does not reach it."""
     await place.fill(2)
     await place.seal()
+    assert os.getpgid(place.process._popen.pid) != os.getpgid(0)
     for number in (signal.SIGTERM, signal.SIGINT):
         place.process._popen.send_signal(number)
     await place.fill(2)

@@ -37,7 +37,7 @@ class Faulty:
         self.target, self.before, self.after = target, before, after
 
     def stage(self) -> StagedInMemory:
-        return StagedInMemory(self.put_new)
+        return StagedInMemory(self)
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self.target, name)

@@ -1,0 +1,103 @@
+"""Reading ahead: what it gives is what reading gives, whoever asks for what."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pyarrow as pa
+import pytest
+
+from millpond.core.errors import Internal
+from millpond.core.limits import SEAL_STEPS_AHEAD
+from millpond.store.client import StoredFrame
+from millpond.store.tier.ahead import ReadAhead
+
+STEP = 3  # frames of one message each
+
+
+class Log:
+    """Queues of a hundred messages. `asked`: offsets that were read from."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, int]] = []
+        self.reading = 0
+        self.damaged = -1
+
+    async def frames(self, queue_id: int, offset: int, end: int, max_bytes: int) -> list[StoredFrame]:
+        assert self.reading == 0, "one step at a time"
+        self.reading += 1
+        self.asked.append((queue_id, offset))
+        await asyncio.sleep(0)
+        self.reading -= 1
+        if offset <= self.damaged < offset + max_bytes:
+            raise Internal("corrupt_range", "damaged")
+        return [frame(queue_id, at) for at in range(offset, min(offset + max_bytes, end, 100))]
+
+
+def frame(queue_id: int, offset: int) -> StoredFrame:
+    nothing = pa.py_buffer(b"")
+    return StoredFrame(
+        queue_id, position=offset, first_offset=offset, count=1, columns=0, codec=0, store_ts=0, payload_size=1,
+        sidecar=nothing, payload=nothing,
+    )  # fmt: skip
+
+
+def offsets(frames: list[StoredFrame]) -> list[int]:
+    return [one.first_offset for one in frames]
+
+
+@pytest.fixture(name="log")
+def _log() -> Log:
+    return Log()
+
+
+async def test_what_follows_is_read_before_it_is_asked_for(log: Log) -> None:
+    """So many steps; consecutive offsets, none twice, none behind the end."""
+    ahead = ReadAhead(log.frames)
+    found = offsets(await ahead.frames(1, 0, 20, STEP, ahead=True))
+    await asyncio.wait(ahead._ahead)
+    assert log.asked == [(1, at) for at in range(0, (1 + SEAL_STEPS_AHEAD) * STEP, STEP)]
+    while len(found) < 20:
+        found += offsets(await ahead.frames(1, len(found), 20, STEP, ahead=True))
+    assert found == list(range(20))
+    await ahead.forget()
+    assert log.asked == [(1, at) for at in range(0, 20, STEP)]
+
+
+async def test_nothing_is_read_ahead_unless_told(log: Log) -> None:
+    ahead = ReadAhead(log.frames)
+    await ahead.frames(1, 0, 100, STEP, ahead=False)
+    await ahead.forget()
+    assert log.asked == [(1, 0)]
+
+
+async def test_a_part_is_taken(log: Log) -> None:
+    """The caller took one frame of those it was given: the others are given again, without being read again."""
+    ahead = ReadAhead(log.frames)
+    assert offsets(await ahead.frames(1, 0, 100, STEP, ahead=True)) == [0, 1, 2]
+    assert offsets(await ahead.frames(1, 1, 100, STEP, ahead=True)) == [1, 2]
+    assert offsets(await ahead.frames(1, 3, 100, STEP, ahead=True)) == [3, 4, 5]
+    await ahead.forget()
+    assert len(log.asked) == len(set(log.asked))
+
+
+@pytest.mark.parametrize(("queue", "offset", "end"), [(2, 3, 100), (1, 50, 100), (1, 0, 100), (1, 3, 90)])
+async def test_somebody_goes_on_elsewhere(log: Log, queue: int, offset: int, end: int) -> None:
+    """Another queue, another offset, another end: what was read ahead is not given."""
+    ahead = ReadAhead(log.frames)
+    await ahead.frames(1, 0, 100, STEP, ahead=True)
+    found = await ahead.frames(queue, offset, end, STEP, ahead=True)
+    assert [(one.queue_id, one.first_offset) for one in found] == [(queue, at) for at in range(offset, offset + STEP)]
+    await ahead.forget()
+
+
+async def test_an_error_is_met_by_who_asks_for_it(log: Log) -> None:
+    """Not by who asks for what stands before it; and again, as often as it is asked for."""
+    log.damaged = 4
+    ahead = ReadAhead(log.frames)
+    assert offsets(await ahead.frames(1, 0, 100, STEP, ahead=True)) == [0, 1, 2]
+    for _ in range(2):
+        with pytest.raises(Internal):
+            await ahead.frames(1, 3, 100, STEP, ahead=True)
+    assert offsets(await ahead.frames(1, 5, 100, STEP, ahead=True)) == [5, 6, 7]
+    await ahead.forget()
