@@ -126,6 +126,8 @@ class Retention:
         checkpoints do not cover asks for the next: after a burst nothing else might, and the disk would hold it all."""
         oldest = self._too_much()
         if oldest is not None and self._checkpoints.recyclable_below < oldest.end <= self._tail.log.confirmed:
+            if housekeeping.checkpoint_position == self._tail.log.tail:
+                self._writer.mark(again=True)  # two checkpoints stand at two positions: nothing else might be appended
             housekeeping.demand_checkpoint()
         while (oldest := self.wanted()) is not None:
             if self.recyclable() is oldest:

@@ -224,10 +224,12 @@ class Writer:
         if self._mark_timer is None and self._log.tail != self._marked:
             self._mark_timer = asyncio.get_running_loop().call_later(MARK_IDLE_MS / 1000, self._mark)
 
-    def mark(self) -> None:
-        """Append a mark now, unless the last frame is one. Before a clean shutdown."""
+    def mark(self, *, again: bool = False) -> None:
+        """Append a mark now, unless the last frame is one and it is not wanted `again`. Before a clean shutdown."""
         if self._mark_timer is not None:
             self._mark_timer.cancel()
+        if again:
+            self._marked = -1
         self._mark()
 
     def _mark(self) -> None:

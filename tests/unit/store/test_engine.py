@@ -135,18 +135,31 @@ async def test_the_local_disk_is_a_cache(tmp_path: Path) -> None:
     await store.close()
 
 
-async def test_a_burst_is_recycled_when_no_checkpoint_is_due(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is appended after it: the checkpoints that a segment waits for are taken all the same."""
+@pytest.mark.parametrize("at_the_end", [False, True])
+async def test_a_burst_is_recycled_when_no_checkpoint_is_due(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_the_end: bool
+) -> None:
+    """Nothing is appended after it: the checkpoints that segments wait for are taken all the same, all that they need,
+    and none after that. One that stands at the log's end already is not enough: two must cover a segment."""
     monkeypatch.setattr("millpond.store.housekeeping.CHECKPOINT_SECONDS_LEAST", 0)
     limits = {"local_bytes": 4 * 64 * 1024, "checkpoint_bytes": 1 << 30}
     store = await open_store(MemoryDisk(), StoreMetadata(), tmp_path, **limits)
+    housekeeping, log = store.engine.housekeeping, store.engine.log
     for round_number in range(60):
         await append(store, messages([b"%d" % round_number + b"x" * 9000]))
         store.engine.seal_source.tiered(1, round_number + 1)
+        if at_the_end and round_number == 5:
+            await housekeeping.checkpoint()
+    if at_the_end:
+        store.engine.writer.mark()
+        await housekeeping.checkpoint()
     async with asyncio.timeout(10):
-        while store.engine.log.first_position == 0:
-            await store.engine.retention.free(store.engine.housekeeping)
+        while len(log.segments) * 64 * 1024 > limits["local_bytes"]:
+            await store.engine.retention.free(housekeeping)
             await asyncio.sleep(0.01)
+    tail = log.tail
+    await store.engine.retention.free(housekeeping)
+    assert (housekeeping._checkpoint_wake.is_set(), log.tail) == (False, tail)
     await store.close()
 
 
