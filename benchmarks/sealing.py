@@ -3,7 +3,8 @@
 Our seal: a store's engine in this process, its log and its tier in one directory, 480 MB of one topic from the
 confirmed frames to rows COMMITTED in the manifest: read back, checksums compared, encoded, hashed, fsynced, verified.
 Beside it pyarrow's own `pq.write_table` of the same rows with the same settings, one file for each object: that is
-encoding and writing, nothing else. Both on one core, on messages that compress to half.
+encoding and writing into the page cache, nothing else. Both on messages that compress to half. And what the disk makes
+of a seal's traffic with nothing else to do: the log read past the page cache, half of it written and read back.
 
 The producer: a probe at a steady rate beside a service that seals what was filled in before, on demand.
 """
@@ -14,8 +15,10 @@ import asyncio
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, closing
 from itertools import count
+from mmap import mmap
 from pathlib import Path
 from typing import Any, cast
 
@@ -32,9 +35,10 @@ from millpond.client.topics import Topics
 from millpond.core.clock import SystemClock, SystemRandom
 from millpond.core.config import StoreConfig, TierConfig
 from millpond.core.frame import Sidecar, pack_sidecar
-from millpond.core.limits import ROW_GROUP_BYTES, SEAL_BYTES
+from millpond.core.limits import MIB, ROW_GROUP_BYTES, SEAL_BYTES
 from millpond.core.schema import TIER_SCHEMA
 from millpond.core.tier.directory import DirectoryObjects
+from millpond.core.tier.gentle import GentleFile, Steps, read_through
 from millpond.core.tier.layout import PARQUET
 from millpond.metadata.client import MetadataClient, TopicInfo, TopicSettings
 from millpond.metadata.local import LocalMetadata
@@ -46,7 +50,7 @@ BATCH_MESSAGES = 1_000
 PER_TOPIC = 60  # batches of 1 MB: just under SEAL_BYTES, so sealed on demand only
 FILLED = 24  # topics for one round of the probe
 REST_SECONDS = 0.6  # until the store is seen to be at rest: beside work it is sealed at a bounded rate
-OURS, THEIRS = "seal, log to manifest", "pq.write_table"
+OURS, THEIRS, DISK = "seal, log to manifest", "pq.write_table", "its disk traffic alone"
 
 
 async def measure(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
@@ -60,10 +64,16 @@ async def measure(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
 async def _rates(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
     batches = [filling.batch(BATCH_MESSAGES, setup.message_bytes) for _ in range(64)]
     wanted = [batches[at % 64] for at in range(BATCHES)]
-    found = await interleaved(
-        setup.rounds, {OURS: lambda: _seal(wanted, setup), THEIRS: lambda: _parquet(wanted, setup)}, tell
-    )
-    return [Line(OURS, "MB/s", found[OURS], THEIRS, aim=Aim(at_least=0.8)), Line(THEIRS, "MB/s", found[THEIRS])]
+    works = {
+        OURS: lambda: _seal(wanted, setup),
+        THEIRS: lambda: _parquet(wanted, setup),
+        DISK: lambda: asyncio.to_thread(_disk, len(wanted), setup.folder),
+    }
+    found = await interleaved(setup.rounds, works, tell)
+    return [
+        Line(OURS, "MB/s", found[OURS], THEIRS, aim=Aim(at_least=0.8)),
+        *(Line(name, "MB/s", found[name]) for name in (THEIRS, DISK)),
+    ]
 
 
 async def _seal(batches: list[pa.RecordBatch], setup: Setup) -> float:
@@ -98,6 +108,33 @@ async def _parquet(batches: list[pa.RecordBatch], setup: Setup) -> float:
             await asyncio.to_thread(pq.write_table, table.slice(start, rows), file, row_group_size=group, **PARQUET)
         took = clock.monotonic() - begin
     return _megabytes(batches) / took
+
+
+def _disk(steps: int, folder: str) -> float:
+    """A log of so many MiB, read in these steps, while half as many are written and read back."""
+    taken = Steps()
+    taken.take(0, long=True)
+    step = memoryview(mmap(-1, MIB))
+    step[:] = np.random.default_rng(1).bytes(MIB)
+    clock = SystemClock()
+    with (
+        tempfile.TemporaryDirectory(prefix="millpond-bench-", dir=folder or None) as name,
+        ThreadPoolExecutor(1) as other,
+    ):
+
+        def write(path: Path, count: int) -> None:
+            with closing(GentleFile(path, taken)) as file:
+                for _ in range(count):
+                    file.write(step)
+                file.sync()
+
+        write(Path(name) / "log", steps)
+        begin = clock.monotonic()
+        writing = other.submit(write, Path(name) / "object", steps // 2)
+        for _ in read_through(Path(name) / "log", taken):
+            pass
+        writing.result()
+        return steps * MIB / 1e6 / (clock.monotonic() - begin)
 
 
 def _megabytes(batches: list[pa.RecordBatch]) -> float:
