@@ -15,7 +15,7 @@ from millpond.core.names import check_name
 from millpond.metadata.client import QueueInfo, Span, TopicInfo, TopicSettings
 from millpond.metadata.head import bury, lock, raise_version
 from millpond.metadata.settings import apply_changes, check_settings
-from millpond.metadata.tables import GROUPS, QUEUES, SPANS, STORES, TENANTS, TOPICS
+from millpond.metadata.tables import GROUPS, QUEUES, SPANS, STORES, TENANTS, TOPICS, in_lists
 
 FIRST_STORE_GROUP = "a"  # where queues go before any store has registered; the default name of a store group
 _LIVING = TOPICS.c.deleted_ms.is_(None)
@@ -92,6 +92,15 @@ def topic_by_id(connection: Connection, topic_id: int) -> TopicInfo:
     if not found:
         raise NotFound("topic_not_found", f"no topic with id {topic_id}")
     return found[0]
+
+
+def topic_settings(connection: Connection, topic_ids: list[int]) -> dict[int, TopicSettings]:
+    """By id; those that are not living are left out."""
+    found: dict[int, TopicSettings] = {}
+    for ids in in_lists(topic_ids):
+        rows = select(TOPICS.c.topic_id, TOPICS.c.settings).where(TOPICS.c.topic_id.in_(ids), _LIVING)
+        found.update((topic_id, _settings_of(settings)) for topic_id, settings in connection.execute(rows))
+    return found
 
 
 def topics(connection: Connection, tenant: str, after: str, limit: int) -> list[TopicInfo]:
@@ -181,8 +190,12 @@ def _topic_info(row: Row[*tuple[object, ...]], queues: list[QueueInfo]) -> Topic
         topic_id=row.topic_id,
         name=row.name,
         tier_name=row.tier_name,
-        settings=msgspec.json.decode(row.settings, type=TopicSettings),
+        settings=_settings_of(row.settings),
         queues=queues,
         created_ms=row.created_ms,
         version=row.version,
     )
+
+
+def _settings_of(column: str) -> TopicSettings:
+    return msgspec.json.decode(column, type=TopicSettings)

@@ -137,6 +137,9 @@ class LocalMetadata:
     async def topic_by_id(self, topic_id: int) -> TopicInfo:
         return await self._read(lambda c: catalog.topic_by_id(c, topic_id))
 
+    async def topic_settings(self, topic_ids: list[int]) -> dict[int, TopicSettings]:
+        return await self._read(lambda c: catalog.topic_settings(c, topic_ids))
+
     async def topics(self, tenant: str, after: str, limit: int) -> list[TopicInfo]:
         if not 1 <= limit <= limits.PAGE_SIZE_MOST:
             raise BadRequest.field("limit", f"1 to {limits.PAGE_SIZE_MOST}", limit)

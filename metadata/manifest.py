@@ -11,19 +11,16 @@ store group, queues, topic.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from msgspec.structs import replace
 from sqlalchemy import ColumnElement, Connection, Row, and_, func, or_, select
 
 from millpond.core.errors import BadRequest, Conflict
 from millpond.metadata.catalog import topic_by_id
 from millpond.metadata.client import ObjectRange, TierObject, TierView
-from millpond.metadata.tables import QUEUES, SPANS, STORES, TIER_OBJECTS, TIER_RANGES, TOPICS
+from millpond.metadata.tables import IN_LIST, QUEUES, SPANS, STORES, TIER_OBJECTS, TIER_RANGES, TOPICS, in_lists
 
 _RANGE_COLUMNS = [TIER_RANGES.c[name] for name in ObjectRange.__struct_fields__]
 _OBJECT_COLUMNS = [TIER_OBJECTS.c[name] for name in TierObject.__struct_fields__ if name != "ranges"]
-_CHUNK = 500  # ids in one IN list: far below what either database takes in a statement
 
 
 def tier_start(connection: Connection, store_group: str, epoch: int, obj: TierObject, now_ms: int) -> None:
@@ -97,7 +94,7 @@ def tier_view(
 def tiered_to(connection: Connection, queue_ids: list[int]) -> dict[int, int]:
     """How far each queue is tiered; unknown ids are left out."""
     found: dict[int, int] = {}
-    for ids in _chunks(queue_ids):
+    for ids in in_lists(queue_ids):
         rows = connection.execute(select(QUEUES.c.queue_id, QUEUES.c.tiered_to).where(QUEUES.c.queue_id.in_(ids)))
         found.update((queue_id, end) for queue_id, end in rows)
     return found
@@ -209,9 +206,9 @@ def _numbered(connection: Connection, numbers: list[int]) -> list[TierObject]:
     """The objects of these object_no, by path. Nothing else in the condition: a planner that is also given the topic
     may walk over all of it."""
     found: list[TierObject] = []
-    for chunk in _chunks(numbers):
+    for chunk in in_lists(numbers):
         found += _load(connection, TIER_OBJECTS.c.object_no.in_(chunk))
-    return found if len(numbers) <= _CHUNK else sorted(found, key=lambda obj: obj.path)
+    return found if len(numbers) <= IN_LIST else sorted(found, key=lambda obj: obj.path)
 
 
 def _load(connection: Connection, condition: ColumnElement[bool]) -> list[TierObject]:
@@ -227,7 +224,3 @@ def _load(connection: Connection, condition: ColumnElement[bool]) -> list[TierOb
             found.append(TierObject(*(*values[:width], ranges)))
         found[-1].ranges.append(ObjectRange(*values[width:]))
     return found
-
-
-def _chunks(ids: list[int]) -> Iterable[list[int]]:
-    return (ids[start : start + _CHUNK] for start in range(0, len(ids), _CHUNK))

@@ -17,6 +17,8 @@ text. Names sort by code point on both databases (collation C), so that a page t
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from sqlalchemy import (
     BigInteger,
     CheckConstraint,
@@ -213,3 +215,10 @@ REPLAYS = Table(
     Column("detail", Text, nullable=False),
     Column("version", BigInteger, nullable=False),
 )
+
+IN_LIST = 500  # ids in one IN list: far below what either database takes in a statement
+
+
+def in_lists(ids: list[int]) -> Iterable[list[int]]:
+    """`ids` in parts of IN_LIST."""
+    return (ids[start : start + IN_LIST] for start in range(0, len(ids), IN_LIST))

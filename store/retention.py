@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from millpond.core.errors import MillpondError
 from millpond.core.frame import unpack_sidecar
-from millpond.metadata.client import MetadataClient, TopicInfo
+from millpond.metadata.client import MetadataClient, TopicSettings
 from millpond.store.checkpoint import Checkpoints
 from millpond.store.client import TimeRequest
 from millpond.store.commitlog import Segment
@@ -173,22 +173,22 @@ class Retention:
 
     async def trim(self) -> None:
         """Advance the `start_offset` of every queue whose topic keeps messages for a time or a size."""
-        for topic_id in self._tail.fold.queues.topic_ids():
-            topic = await self._metadata.topic_by_id(topic_id)
-            if topic.settings.retention_ms is None and topic.settings.retention_bytes is None:
+        settings = await self._metadata.topic_settings(self._tail.fold.queues.topic_ids())
+        for topic_id, of_topic in settings.items():
+            if of_topic.retention_ms is None and of_topic.retention_bytes is None:
                 continue
             for queue in self._tail.fold.queues.of_topic(topic_id):
-                start = await self._start(queue, topic)
+                start = await self._start(queue, of_topic)
                 if start > queue.start_offset:
                     self._tail.trim_queue(queue.ref.queue_id, start)
         self._writer.wake()
 
-    async def _start(self, queue: QueueState, topic: TopicInfo) -> int:
+    async def _start(self, queue: QueueState, settings: TopicSettings) -> int:
         start = queue.start_offset
-        if topic.settings.retention_ms is not None:
-            ts = self._tail.time.now_ms() - topic.settings.retention_ms
+        if settings.retention_ms is not None:
+            ts = self._tail.time.now_ms() - settings.retention_ms
             start = max(start, (await self._reads.offsets_at(TimeRequest([queue.ref.queue_id], ts))).offsets[0])
-        if topic.settings.retention_bytes is not None:
-            share = topic.settings.retention_bytes // max(1, topic.settings.queues)
+        if settings.retention_bytes is not None:
+            share = settings.retention_bytes // max(1, settings.queues)
             start = max(start, self._tail.directory.offset_of_bytes(queue.ref.queue_id, share))
         return min(start, queue.confirmed_end)

@@ -17,7 +17,7 @@ from millpond.core.frame import ProducerPart, Sidecar, pack_sidecar
 from millpond.core.hashing import dedup_checks, dedup_hashes, hash_binary, hash_tags
 from millpond.core.schema import DEDUP, KEY, TAG, message_schema
 from millpond.core.tier.directory import DirectoryObjects
-from millpond.metadata.client import StoreInfo, TopicInfo
+from millpond.metadata.client import StoreInfo, TopicInfo, TopicSettings
 from millpond.store.client import AppendRequest, AppendResult, Durability, QueueAppend, QueueRef, StoredFrame
 from millpond.store.disk import Disk
 from millpond.store.engine import Engine
@@ -31,6 +31,7 @@ class StoreMetadata:
 
     def __init__(self) -> None:
         self.epoch = 0
+        self.settings: dict[int, TopicSettings] = {}
 
     async def register_store(self, store_group: str, node_id: str, address: str) -> StoreInfo:
         self.epoch += 1
@@ -38,6 +39,9 @@ class StoreMetadata:
 
     async def tiered_to(self, queue_ids: list[int]) -> dict[int, int]:
         return {}
+
+    async def topic_settings(self, topic_ids: list[int]) -> dict[int, TopicSettings]:
+        return {topic_id: self.settings[topic_id] for topic_id in topic_ids if topic_id in self.settings}
 
     async def topic_by_id(self, topic_id: int) -> TopicInfo:
         raise NotFound("topic_not_found", f"no topic {topic_id}")

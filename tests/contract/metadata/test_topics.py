@@ -13,6 +13,7 @@ from millpond.metadata.client import (
     Span,
     TopicSettings,
 )
+from millpond.metadata.tables import IN_LIST
 
 # -- topics -----------------------------------------------------------------------------------------------
 
@@ -25,6 +26,16 @@ async def test_put_topic_creates(metadata: MetadataClient) -> None:
     assert [queue.spans for queue in info.queues] == [[Span(0, "a")]] * 3
     assert await metadata.topic("default", "orders") == info
     assert await metadata.topic_by_id(info.topic_id) == info
+
+
+async def test_settings_of_many_topics(metadata: MetadataClient) -> None:
+    """One call answers for more topics than one statement takes; those that are gone or never were are left out."""
+    settings = [TopicSettings(queues=1, retention_ms=1000 + number) for number in range(3)]
+    ids = [(await metadata.put_topic("default", f"t{i}", each))[0].topic_id for i, each in enumerate(settings)]
+    await metadata.delete_topic("default", "t1")
+    unknown = list(range(10**6, 10**6 + 2 * IN_LIST))
+    assert await metadata.topic_settings([ids[0], *unknown, *ids[1:]]) == {ids[0]: settings[0], ids[2]: settings[2]}
+    assert await metadata.topic_settings([]) == {}
 
 
 async def test_put_topic_again(metadata: MetadataClient) -> None:

@@ -6,13 +6,23 @@ import asyncio
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 from support.disks import MemoryDisk
 from support.stores import StoreMetadata, append, bodies_of, messages, open_store, queue
 
 from millpond.core.errors import BelowLocal, Conflict, Internal, OffsetOutOfRange, Unavailable
 from millpond.core.frame import HEADER_BYTES, ProducerPart
-from millpond.store.client import AppendRequest, FindRequest, GroupRef, ReadRequest, ReceiveRequest, TimeRequest
+from millpond.metadata.client import TopicSettings
+from millpond.store.client import (
+    AppendRequest,
+    FindRequest,
+    GroupRef,
+    QueueRef,
+    ReadRequest,
+    ReceiveRequest,
+    TimeRequest,
+)
 from millpond.store.disk import SystemDisk
 from millpond.store.identity import DirectoryRefused
 from millpond.store.local import LocalStore
@@ -160,6 +170,21 @@ async def test_a_burst_is_recycled_when_no_checkpoint_is_due(
     tail = log.tail
     await store.engine.retention.free(housekeeping)
     assert (housekeeping._checkpoint_wake.is_set(), log.tail) == (False, tail)
+    await store.close()
+
+
+async def test_retention_of_a_topic(tmp_path: Path) -> None:
+    """By size: what is behind the size goes. A topic that is gone from the metadata meanwhile holds up no other."""
+    metadata = StoreMetadata()
+    store = await open_store(MemoryDisk(), metadata, tmp_path)
+    gone = QueueRef(1, 2, 7, 0)
+    await append(store, msgspec.structs.replace(messages([b"gone"]), queue=gone))
+    for _ in range(10):
+        await append(store, messages([b"x" * 1000]))
+    metadata.settings[1] = TopicSettings(queues=1, retention_bytes=3500)
+    await store.engine.retention.trim()
+    ends = await store.queues([1, 7])
+    assert [end.start_offset for end in ends] == [7, 0]
     await store.close()
 
 
