@@ -32,6 +32,8 @@ from millpond.store.tier.source import SealSource
 from millpond.store.tier.work import Job, Made, Work
 
 log = logging.getLogger(__name__)
+
+TOPICS_IN_A_TURN = 200  # looked at in one turn of the store's loop: about 1 ms
 __all__ = ["SealSource", "Sealer"]
 
 
@@ -105,10 +107,12 @@ class Sealer:
         A topic that cannot be sealed does not hold up the others; the first such error is raised at the end.
         An unavailable tier or metadata, and a newer primary, end the round at once.
         """
-        topics = [topic_id for _, topic_id in self._source.topics()]
-        self._last_queue = {topic: queue for topic, queue in self._last_queue.items() if topic in set(topics)}
+        topics = dict.fromkeys(topic_id for _, topic_id in self._source.topics())
+        self._last_queue = {topic: queue for topic, queue in self._last_queue.items() if topic in topics}
         objects, first_error = 0, None
-        for topic_id in topics:
+        for number, topic_id in enumerate(topics):
+            if not number % TOPICS_IN_A_TURN:
+                await asyncio.sleep(0)
             if not self._due(topic_id, now_ms):
                 continue
             try:
