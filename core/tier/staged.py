@@ -6,28 +6,15 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Protocol
-
-import pyarrow as pa
 
 from millpond.core.errors import Internal, NotFound, Unavailable
-from millpond.core.tier.objects import ObjectMeta
-
-
-class Objects(Protocol):
-    """What is needed of an `ObjectStore`."""
-
-    async def put_new(self, key: str, data: bytes | memoryview, sha256: str) -> None: ...
-
-    async def head(self, key: str) -> ObjectMeta: ...
-
-    async def get(self, key: str, first: int = 0, end: int | None = None) -> bytes | pa.Buffer: ...
+from millpond.core.tier.objects import ObjectStore
 
 
 class StagedInMemory:
     """A `Staged` over the store's own calls."""
 
-    def __init__(self, objects: Objects) -> None:
+    def __init__(self, objects: ObjectStore) -> None:
         self._objects = objects
         self._data = bytearray()
 
@@ -42,7 +29,7 @@ class StagedInMemory:
         self._data = bytearray()
 
 
-async def compare(objects: Objects, key: str, size: int, sha256: str) -> None:
+async def compare(objects: ObjectStore, key: str, size: int, sha256: str) -> None:
     """Whether that is what is there. Raises Unavailable(tier_unavailable), Internal(tier_corrupt)."""
     try:
         meta = await objects.head(key)

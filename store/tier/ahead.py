@@ -21,9 +21,7 @@ class ReadAhead:
         self._read = read
         self._of = (0, 0)  # queue id, end of what is read ahead
         self._last: list[StoredFrame] = []
-        self._ahead: deque[asyncio.Task[list[StoredFrame]]] = (
-            deque()
-        )  # each behind the one before, the first behind _last
+        self._ahead: deque[asyncio.Task[list[StoredFrame]]] = deque()  # what stands behind _last, in this order
 
     async def frames(self, queue_id: int, offset: int, end: int, max_bytes: int, *, ahead: bool) -> list[StoredFrame]:
         """As of `SealSource`, or more than `max_bytes`. `ahead`: what follows is wanted soon."""
