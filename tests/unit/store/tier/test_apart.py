@@ -258,11 +258,12 @@ async def test_it_ends_with_the_store(place: Place, monkeypatch: pytest.MonkeyPa
 
 
 async def test_signals_for_the_store_are_not_for_it(place: Place) -> None:
-    """A manager that tells every process to end lets the store drain first; a terminal's Ctrl-C does not reach it."""
+    """A manager that tells every process to end lets the store drain first; a terminal's Ctrl-C does not reach it, nor
+    does the terminal stop it."""
     await place.fill(2)
     await place.seal()
     assert os.getpgid(place.process._popen.pid) != os.getpgid(0)
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTTOU):
         place.process._popen.send_signal(number)
     await place.fill(2)
     await place.seal()
