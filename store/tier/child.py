@@ -171,8 +171,8 @@ async def _main(handle: int, *, eager: bool) -> None:
 
 
 def main() -> None:
-    """Ends with the store, not by the signals that end it: also a second Ctrl-C in a terminal. One that lets nobody write
-    from the background (`stty tostop`) does not stop it at its first complaint."""
+    """Ends with the store, not by the signals that end it: also a second Ctrl-C in a terminal. One that lets nobody
+    write from the background (`stty tostop`) does not stop it at its first complaint."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTTOU):
         signal.signal(number, signal.SIG_IGN)
     eager = sys.argv[2] == "eager"
