@@ -100,6 +100,7 @@ def test_steps_are_spread_until_somebody_may_hurry() -> None:
     assert steps._freely.is_set()
     steps.take(STEP_BYTES * 50, long=False)
     assert (steps._pause_seconds, steps.bytes) == (0.01, STEP_BYTES)
+    assert not steps._freely.is_set()
     steps.take(1, long=False)
     waiting = threading.Thread(target=steps.pause)
     waiting.start()

@@ -81,11 +81,12 @@ async def test_a_part_is_taken(log: Log) -> None:
     assert len(log.asked) == len(set(log.asked))
 
 
-@pytest.mark.parametrize(("queue", "offset", "end"), [(2, 3, 100), (1, 50, 100), (1, 0, 100), (1, 3, 90)])
+@pytest.mark.parametrize(("queue", "offset", "end"), [(2, 6, 100), (1, 50, 100), (1, 0, 100), (1, 6, 90)])
 async def test_somebody_goes_on_elsewhere(log: Log, queue: int, offset: int, end: int) -> None:
     """Another queue, another offset, another end: what was read ahead is not given."""
     ahead = ReadAhead(log.frames)
     await ahead.frames(1, 0, 100, STEP, ahead=True)
+    await ahead.frames(1, 3, 100, STEP, ahead=True)
     found = await ahead.frames(queue, offset, end, STEP, ahead=True)
     assert [(one.queue_id, one.first_offset) for one in found] == [(queue, at) for at in range(offset, offset + STEP)]
     await ahead.forget()
@@ -99,5 +100,6 @@ async def test_an_error_is_met_by_who_asks_for_it(log: Log) -> None:
     for _ in range(2):
         with pytest.raises(Internal):
             await ahead.frames(1, 3, 100, STEP, ahead=True)
+    assert offsets(await ahead.frames(1, 0, 100, STEP, ahead=True)) == [0, 1, 2]
     assert offsets(await ahead.frames(1, 5, 100, STEP, ahead=True)) == [5, 6, 7]
     await ahead.forget()
