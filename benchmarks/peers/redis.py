@@ -48,7 +48,12 @@ class Redis(Peer):
         ]
 
     def short(self) -> dict[str, str]:
-        return {**super().short(), batched.bodies(self.setup.message_bytes)[0].decode(): "$BODY"}
+        tool = str(self._root / "usr/bin/redis-benchmark")
+        return {
+            **super().short(),
+            tool: "redis-benchmark",
+            batched.bodies(self.setup.message_bytes)[0].decode(): "$BODY",
+        }
 
     async def _add(self, pipeline: int) -> Figures:
         paced = self._paced.setdefault(pipeline, Paced(20_000))

@@ -23,7 +23,7 @@ while True:
     listener.accept()
 """
 BENCHMARK = """
-import asyncio, sys
+import asyncio, signal, sys
 from benchmarks.__main__ import _end_on_sigterm
 from benchmarks.children import free_port, place
 async def main():
@@ -35,6 +35,7 @@ async def main():
             await asyncio.sleep(0.01)
         print(pid, (here.folder / "child").read_text(), flush=True)
         await asyncio.Event().wait()
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a script's background jobs begin without it
 try:
     asyncio.run(main())
 except (KeyboardInterrupt, asyncio.CancelledError):
