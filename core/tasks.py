@@ -39,6 +39,12 @@ class Tasks:
         task.add_done_callback(self._ended)
         return task
 
+    async def finish(self, seconds: float) -> None:
+        """Let the tasks end for so long, then `close`."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=seconds)
+        await self.close()
+
     async def close(self) -> None:
         """Cancel all tasks and wait until they have ended. Idempotent; a task may not close its own owner."""
         self._closed = True

@@ -137,7 +137,7 @@ class Proxy:
     async def stop(self, drain_seconds: float = DRAIN_SECONDS) -> None:
         """Drain, then end what this made. Idempotent."""
         await self._server.stop(drain_seconds)
-        await self.parts.releases.close()
+        await self.parts.releases.finish(limits.CALL_MS / 1_000)
         await self.parts.coalescer.close()
         await self._catalog.close()
         if self._directory is not None:

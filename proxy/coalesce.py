@@ -45,7 +45,7 @@ SINGLE_BYTES = 64  # what one message takes beside its body and key, about
 class _Lane:
     """What waits for one queue while an append of it is in flight; `topic` and `queue` as last seen."""
 
-    __slots__ = ("batches", "loop", "queue", "rows", "singles", "task", "topic")
+    __slots__ = ("batches", "loop", "queue", "rows", "singles", "topic")
 
     def __init__(self, topic: TopicInfo, queue: QueueInfo) -> None:
         self.topic = topic
@@ -54,7 +54,6 @@ class _Lane:
         self.singles: list[WaitingSingle] = []
         self.batches: list[WaitingBatch] = []
         self.rows = 0
-        self.task: asyncio.Task[None] | None = None
 
 
 class Coalescer:
@@ -75,10 +74,7 @@ class Coalescer:
     async def close(self) -> None:
         """Refuse what is new, wait for what is in flight (bounded by its deadlines)."""
         self._closed = True
-        running = [lane.task for lane in self._lanes.values() if lane.task is not None]
-        if running:
-            await asyncio.wait(running, timeout=self._call_ms / 1_000 + CALL_MARGIN_SECONDS)
-        await self._tasks.close()
+        await self._tasks.finish(self._call_ms / 1_000 + CALL_MARGIN_SECONDS)
 
     def send_single(
         self,
@@ -118,7 +114,7 @@ class Coalescer:
             raise Unavailable("flush_behind", "too many messages wait to be written; try again")
         if lane is None:
             lane = self._lanes[queue.queue_id] = _Lane(topic, queue)
-            lane.task = self._tasks.spawn(self._run(lane), "coalescer lane")
+            self._tasks.spawn(self._run(lane), "coalescer lane")
         lane.topic, lane.queue = topic, queue
         lane.rows += rows
         self._bytes += size

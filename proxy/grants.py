@@ -220,9 +220,7 @@ class Receiver:
         whole = len(queues) == len(wanted.topic.queues)
         return ReceiveRequest(
             group=self._group,
-            queues=self._parts.queue_lists.of(wanted.topic).refs
-            if whole
-            else [queue_ref(wanted.topic, queue) for queue in queues],
+            queues=self._all.refs if whole else [queue_ref(wanted.topic, queue) for queue in queues],
             start=wanted.group.start,
             max_messages=room,
             max_bytes=wanted.max_bytes,

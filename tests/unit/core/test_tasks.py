@@ -43,3 +43,15 @@ async def test_a_closed_owner_starts_nothing() -> None:
     await tasks.close()
     with pytest.raises(RuntimeError, match="late"):
         tasks.spawn(forever(), "late")
+
+
+async def test_finish_waits_for_what_ends_in_time() -> None:
+    """What ends by itself is not cancelled; what does not is, once the time is over."""
+    tasks, go_on = Tasks(), asyncio.Event()
+    ends, stays = tasks.spawn(go_on.wait(), "ends"), tasks.spawn(forever(), "stays")
+    finishing = asyncio.create_task(tasks.finish(0.05))
+    await asyncio.sleep(0)
+    go_on.set()
+    await finishing
+    assert ends.result() is True
+    assert stays.cancelled()
