@@ -23,12 +23,12 @@ from typing import Protocol
 import pyarrow as pa
 
 from millpond.core.limits import KIB, MIB
+from millpond.core.tier.gentle import STEP_BYTES
 
 Buffer = bytes | bytearray | memoryview
 _VECTOR = 1024  # IOV_MAX of Linux
 _ZEROS = bytes(MIB)
 _ALLOCATE_STEP = 8 * MIB
-GENTLE_READ_BYTES = 256 * KIB  # 0.25 ms of a disk that reads 1 GB/s
 UNCACHED_WRITE_BYTES = 128 * KIB  # smaller writes share pages with what follows: those stay
 
 
@@ -44,7 +44,7 @@ class File(Protocol):
         ...
 
     def read_gently(self, position: int, length: int, before_step: Callable[[], None], still: bool) -> pa.Buffer:
-        """The same in steps of GENTLE_READ_BYTES, each after a call of `before_step`, and nothing ahead of them: a sync
+        """The same in steps of STEP_BYTES, each after a call of `before_step`, and nothing ahead of them: a sync
         waits for one step at most. `still`: nobody writes to this file now."""
         ...
 
@@ -216,7 +216,7 @@ class SystemFile:
     @property
     def step_bytes(self) -> int:
         """Of a gentle read."""
-        return GENTLE_READ_BYTES
+        return STEP_BYTES
 
     def __init__(self, path: Path, create: bool) -> None:
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)

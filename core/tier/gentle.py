@@ -22,7 +22,7 @@ import numpy as np
 
 from millpond.core.limits import KIB, MIB
 
-STEP_BYTES = 256 * KIB  # written or read at once: larger reads held up others for milliseconds
+STEP_BYTES = 256 * KIB  # written or read at once, 0.25 ms of a disk that makes 1 GB/s: larger ones held up others
 LONG_STEP_BYTES = MIB  # .. while there are no others
 ALLOCATE_BYTES = 8 * MIB
 _BLOCK_BYTES = 4096

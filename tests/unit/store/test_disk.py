@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from millpond.core.tier.gentle import STEP_BYTES
 from millpond.store import disk as disk_module
-from millpond.store.disk import GENTLE_READ_BYTES, UNCACHED_WRITE_BYTES, File, SystemDisk, _split, _Uncached
+from millpond.store.disk import UNCACHED_WRITE_BYTES, File, SystemDisk, _split, _Uncached
 
 
 @pytest.fixture(name="file")
@@ -91,7 +92,7 @@ def test_split(length: int) -> None:
 
 @pytest.mark.parametrize("still", [True, False])
 @pytest.mark.parametrize("position", [0, 1, 4_095, 4_096, 10_001])
-@pytest.mark.parametrize("length", [1, 4_096, GENTLE_READ_BYTES, 2 * GENTLE_READ_BYTES + 777])
+@pytest.mark.parametrize("length", [1, 4_096, STEP_BYTES, 2 * STEP_BYTES + 777])
 def test_a_gentle_read_gives_the_same(file: File, position: int, length: int, still: bool) -> None:
     """Of any size, at any place, in memory or not; what is behind the end of the file is not there."""
     data = os.urandom(position + length)
@@ -105,28 +106,28 @@ def test_a_gentle_read_gives_the_same(file: File, position: int, length: int, st
 @pytest.mark.parametrize("still", [True, False])
 def test_a_gentle_read_stands_back_before_each_step(file: File, still: bool) -> None:
     """No step is larger than it may be."""
-    file.write(0, [bytes(3 * GENTLE_READ_BYTES)])
+    file.write(0, [bytes(3 * STEP_BYTES)])
     steps: list[None] = []
-    file.read_gently(0, 3 * GENTLE_READ_BYTES, lambda: steps.append(None), still)
+    file.read_gently(0, 3 * STEP_BYTES, lambda: steps.append(None), still)
     assert len(steps) == 3
 
 
 @pytest.mark.parametrize("still", [True, False])
 def test_a_gentle_read_reads_nothing_ahead_and_leaves_nothing(file: File, still: bool) -> None:
     """Neither what was read nor what stands behind it is in memory afterwards."""
-    file.write(0, [bytes(8 * GENTLE_READ_BYTES)])
+    file.write(0, [bytes(8 * STEP_BYTES)])
     file.sync()
     if not _Uncached.flag:
         pytest.skip("this kernel or filesystem has no RWF_DONTCACHE: pages stay")
-    file.read_gently(0, 2 * GENTLE_READ_BYTES, lambda: None, still)
+    file.read_gently(0, 2 * STEP_BYTES, lambda: None, still)
     for at in range(7):  # the last page of a write stays
-        assert file.read_cached(at * GENTLE_READ_BYTES, GENTLE_READ_BYTES) is None
+        assert file.read_cached(at * STEP_BYTES, STEP_BYTES) is None
 
 
 @pytest.mark.parametrize("refused", ["open", "preadv"])
 def test_without_direct_reads_it_goes_the_usual_way(file: File, refused: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A filesystem that has none says so when the file is opened, or when it is read."""
-    data = os.urandom(2 * GENTLE_READ_BYTES)
+    data = os.urandom(2 * STEP_BYTES)
     file.write(0, [data])
     file.sync()
     real_open, real_read = os.open, os.preadv
