@@ -82,6 +82,9 @@ CLAIM_MS = 5_000  # a range handed to a proxy for filtering, in memory only
 INLINE_FRAME_BYTES = 64 * KIB  # frames up to here travel with a grant even when it takes few of their rows
 RECENT_BYTES = 64 * MIB  # the last frames, kept in memory for who follows the tail
 BEGUN_BYTES = 32 * MIB  # frames that were read for a part of their rows, kept for who reads on: two of the largest
+AHEAD_BYTES = 32 * MIB  # frames read before they are asked for
+AHEAD_LEAST_BYTES = 512 * KIB  # smaller reads are not worth one ahead of them
+AHEAD_SECONDS = 2.0  # how long such a frame waits to be asked for
 RESERVED_STATE_BYTES = 4 * MIB  # of the last free segment, kept for acks when the disk is full
 
 # -- tier -------------------------------------------------------------------------------------------------

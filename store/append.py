@@ -73,7 +73,7 @@ class Appends:
         if write:
             await self._writer.written(write)
         if flush:
-            await self._writer.flushed(flush)
+            await self._writer.flushed(flush, make_way=True)
 
     async def _one(self, append: QueueAppend, deadline_ms: int) -> _Settled:
         try:

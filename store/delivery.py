@@ -323,7 +323,7 @@ class Delivery:
         offsets = drawn.offsets
         if drawn.spots is not None and max_bytes > 0:
             try:
-                return await self._log.frames_at(drawn.spots, max_bytes)
+                return await self._log.frames_at(drawn.place.queue_id, drawn.spots, max_bytes)
             except MillpondError:
                 return []  # as below
         if offsets[0] < local:

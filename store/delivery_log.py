@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millpond.core.limits import INLINE_FRAME_BYTES
+from millpond.store.ahead import FramesAhead
 from millpond.store.client import QueueEnds, QueueRef, StoredFrame
 from millpond.store.directory import Directory, FrameSpot, spots_of
 from millpond.store.index import ENTRY
@@ -20,11 +21,20 @@ from millpond.store.writer import Writer
 class EngineLog:
     """`DeliveryLog` over a store's tail, index and reader."""
 
-    def __init__(self, tail: Tail, writer: Writer, directory: Directory, reader: FrameReader, reads: Reads) -> None:
+    def __init__(
+        self,
+        tail: Tail,
+        writer: Writer,
+        directory: Directory,
+        reader: FrameReader,
+        ahead: FramesAhead,
+        reads: Reads,
+    ) -> None:
         self._tail = tail
         self._writer = writer
         self._directory = directory
         self._reader = reader
+        self._ahead = ahead
         self._reads = reads
         self._state_position: asyncio.Future[int] | None = None
 
@@ -71,14 +81,14 @@ class EngineLog:
 
     # -- frames ----------------------------------------------------------------------------------------------
 
-    async def frames_at(self, spots: list[FrameSpot], max_bytes: int) -> list[StoredFrame]:
+    async def frames_at(self, queue_id: int, spots: list[FrameSpot], max_bytes: int) -> list[StoredFrame]:
         """The first of these that fit into `max_bytes`; one at least."""
         size = 0
         for count, spot in enumerate(spots):
             size += spot.length
             if count and size > max_bytes:
-                return await self._reader.frames(spots[:count])
-        return await self._reader.frames(spots)
+                return await self._ahead.frames(queue_id, spots[:count])
+        return await self._ahead.frames(queue_id, spots)
 
     async def frames_for(self, queue_id: int, offsets: npt.NDArray[np.int64], max_bytes: int) -> list[StoredFrame]:
         """The frames that travel with a grant of these offsets (ascending): small ones, and those of which a quarter
@@ -98,6 +108,9 @@ class EngineLog:
                 break
             chosen.append(spot)
             size += spot.length
+        count = chosen[-1].end - first if chosen else 0
+        if count and count <= len(offsets) and offsets[count - 1] == chosen[-1].end - 1:  # none is left out
+            return await self._ahead.frames(queue_id, chosen)
         return await self._reader.frames(chosen)
 
     # -- durability of state -----------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from millpond.core.limits import RECENT_BYTES, SEAL_POSTPONE_BYTES, SEGMENT_BYTE
 from millpond.core.tasks import Tasks
 from millpond.core.tier.objects import ObjectStore
 from millpond.metadata.client import MetadataClient
+from millpond.store.ahead import FramesAhead
 from millpond.store.append import Appends
 from millpond.store.checkpoint import VERSION, Checkpoint, Checkpoints, Head
 from millpond.store.client import StoreStatus
@@ -161,8 +162,9 @@ class Engine:
         self.tail = Tail(self.log, self.directory, self.fold, self.time, recent, self._rolled)
         self.writer = Writer(self.log, self._gather, self._confirmed, self.time.now_ms)
         self.reader = FrameReader(self.log, recent, self._quarantine, self.writer.awaiting)
-        self.reads = Reads(self.fold.queues, self.directory, self.reader, self.lost, self.writer.hurry)
-        self.delivery_log = EngineLog(self.tail, self.writer, self.directory, self.reader, self.reads)
+        self.ahead = FramesAhead(self.fold.queues, self.directory, self.reader, self.writer.awaiting, self._tasks)
+        self.reads = Reads(self.fold.queues, self.directory, self.reader, self.ahead, self.lost, self.writer.hurry)
+        self.delivery_log = EngineLog(self.tail, self.writer, self.directory, self.reader, self.ahead, self.reads)
         self.delivery = Delivery(self.delivery_log, self.fold.cursors, self.time.now_ms, self.writer.hurry)
         self.seal_source = EngineSealSource(
             config.group, self.tail, self.reader, self.reads.missing, self._tier.seal_bytes, config.local_bytes
@@ -328,6 +330,7 @@ class Engine:
         self.serving = False
         self.ready = False
         self.delivery.close()
+        self.ahead.close()
         if not self.failed.done():
             await self._say_goodbye()
         await self._tasks.close()

@@ -58,7 +58,7 @@ class DeliveryLog(Protocol):
         """The frames of [first, end), in order; fewer when some are not on this disk. Raises Internal, BelowLocal."""
         ...
 
-    async def frames_at(self, spots: list[FrameSpot], max_bytes: int) -> list[StoredFrame]:
+    async def frames_at(self, queue_id: int, spots: list[FrameSpot], max_bytes: int) -> list[StoredFrame]:
         """The first of these, as many as fit; one at least."""
         ...
 

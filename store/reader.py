@@ -88,6 +88,10 @@ class FrameReader:
         stored = iter(await self._stored(absent, background) if absent else [])
         return [next(stored) if frame is None else frame for frame in recent]
 
+    def in_memory(self, spot: FrameSpot) -> bool:
+        """Whether this frame is one of the newest: no disk is read for it."""
+        return self._recent.get(spot.position) is not None
+
     async def _stored(self, spots: list[FrameSpot], background: bool = False) -> list[StoredFrame]:
         """The frames at `spots` from their segments."""
         try:

@@ -12,6 +12,7 @@ from millpond.core.errors import BelowLocal, Internal, OffsetExpired, OffsetOutO
 from millpond.core.frame import unpack_sidecar
 from millpond.core.limits import SCAN_ENTRIES
 from millpond.core.schema import BORN_TS, message_schema
+from millpond.store.ahead import FramesAhead
 from millpond.store.client import (
     FindRequest,
     QueueEnds,
@@ -38,6 +39,7 @@ class Reads:
         queues: Queues,
         directory: Directory,
         reader: FrameReader,
+        ahead: FramesAhead,
         lost: list[tuple[int, int, int]],
         waiting: Callable[[], None],
     ) -> None:
@@ -48,6 +50,7 @@ class Reads:
         self._queues = queues
         self._directory = directory
         self._reader = reader
+        self._ahead = ahead
         self._waiting: dict[int, list[asyncio.Future[None]]] = {}
 
     # -- ends ------------------------------------------------------------------------------------------------
@@ -106,7 +109,7 @@ class Reads:
             return ReadResult([], request.offset, ends)
         spots, next_offset = await self._choose(request, ends)
         try:
-            frames = await self._reader.frames(spots)
+            frames = await self._frames(request, spots)
         except Internal as error:
             # What stands before the damage is given first; the next read, which begins at it, says what is wrong.
             next_offset = error.extra["offset"]
@@ -115,6 +118,11 @@ class Reads:
                 raise
             frames = await self._reader.frames(before)
         return ReadResult(frames, next_offset, self.ends(request.queue_id))
+
+    async def _frames(self, request: ReadRequest, spots: list[FrameSpot]) -> list[StoredFrame]:
+        if request.tag_hashes:  # leaves frames out
+            return await self._reader.frames(spots)
+        return await self._ahead.frames(request.queue_id, spots)
 
     async def _choose(self, request: ReadRequest, ends: QueueEnds) -> tuple[list[FrameSpot], int]:
         """The frames this read gives, and the offset where the next one goes on."""

@@ -119,11 +119,13 @@ class Writer:
         if self._log.written < position:
             await asyncio.shield(self._written.wait(position))
 
-    async def flushed(self, position: int) -> None:
-        """Until everything below `position` is on the disk. Raises Unavailable(unknown_outcome)."""
+    async def flushed(self, position: int, *, make_way: bool = False) -> None:
+        """Until everything below `position` is on the disk; with `make_way` readers of old messages make way for such
+        flushes. Raises Unavailable(unknown_outcome)."""
         self._check("unknown_outcome")
         if self._log.flushed < position:
-            self.awaiting.awaited()
+            if make_way:
+                self.awaiting.awaited()
             self._flush_awaited.set()
             await asyncio.shield(self._flushed.wait(position))
 

@@ -84,7 +84,7 @@ class MemoryLog:
         ends = [*starts[1:], last]
         return [FrameSpot(s // rows, int(rows * self.row_size), s, e) for s, e in zip(starts, ends, strict=True)]
 
-    async def frames_at(self, spots: list[FrameSpot], max_bytes: int) -> list[StoredFrame]:
+    async def frames_at(self, queue_id: int, spots: list[FrameSpot], max_bytes: int) -> list[StoredFrame]:
         return []
 
     async def timestamp_at(self, queue_id: int, offset: int) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.disks import MemoryDisk
-from support.stores import StoreMetadata, append, messages, open_store
+from support.stores import StoreMetadata, append, messages, open_store, queue
 
 from millpond.store.flushes import Flushes
 from millpond.store.local import LocalStore
@@ -96,3 +96,14 @@ async def test_a_flush_that_failed_has_ended(store: LocalStore, disk: WatchedDis
     with pytest.raises(Exception, match="stopped"):
         await append(store, messages([b"a"]))
     assert store.engine.writer.awaiting._none.is_set()
+
+
+async def test_producers_make_readers_give_way_and_acks_do_not(store: LocalStore) -> None:
+    """Who drains a backlog acks all the time: it would slow itself down."""
+    await store.engine.writer.flushed(store.engine.log.tail)
+    store.engine.tail.open_queue(queue(7), 0)
+    store.engine.writer.wake()
+    await store.engine.delivery_log.state_flushed()
+    assert not store.engine.writer.awaiting.lately()
+    await append(store, messages([b"x"]))
+    assert store.engine.writer.awaiting.lately()
