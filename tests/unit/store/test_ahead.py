@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.disks import MemoryDisk
-from support.stores import StoreMetadata, append, messages, open_store, queue
+from support.stores import StoreMetadata, append, bodies_of, messages, open_store, queue
 
 from millpond.core.errors import Internal
 from millpond.core.limits import AHEAD_LEAST_BYTES, MIB
@@ -30,7 +30,8 @@ class CountingReader(FrameReader):
     """Says which positions it has read from the disk, and reads when it may."""
 
     def __init__(self, store: LocalStore) -> None:
-        super().__init__(store.engine.log, Recent(0), lambda position, end: None, Flushes())
+        self.recent = Recent(64 * MIB)  # nothing is in it unless a test puts it there
+        super().__init__(store.engine.log, self.recent, lambda position, end: None, Flushes())
         self.loaded: list[int] = []
         self.may = threading.Event()
         self.may.set()
@@ -47,7 +48,8 @@ class Ahead(FramesAhead):
     def __init__(self, store: LocalStore) -> None:
         self.reader = CountingReader(store)
         self.flushes = Flushes()
-        self.own = Tasks()
+        self.died: list[str] = []
+        self.own = Tasks(lambda name, error: self.died.append(name))
         self.directory = store.engine.directory
         super().__init__(store.engine.fold.queues, self.directory, self.reader, self.flushes, self.own)
 
@@ -63,7 +65,7 @@ class Ahead(FramesAhead):
 
     async def still(self) -> None:
         async with asyncio.timeout(10):
-            while len(self.own):
+            while len(self.own):  # noqa: ASYNC110
                 await asyncio.sleep(0)
 
     def count(self, number: int, frames: list[StoredFrame]) -> int:
@@ -88,12 +90,18 @@ async def ahead(store: LocalStore) -> AsyncIterator[Ahead]:
     ahead.close()
     await ahead.own.close()
     await asyncio.to_thread(ahead.reader.close)
+    assert not ahead.died
 
 
-async def test_who_reads_on_finds_the_next_frames_in_memory(ahead: Ahead) -> None:
-    """From the third read in a row on nobody waits for the disk, and each frame is read once and comes once."""
-    frames = [await ahead.frame(number) for number in range(FRAMES)]
+@pytest.mark.parametrize("at_once", [1, 2, 3])
+async def test_who_reads_on_finds_the_next_frames_in_memory(ahead: Ahead, at_once: int) -> None:
+    """Each frame is read once and comes once, in its order, however many are asked for at once."""
+    frames: list[StoredFrame] = []
+    for number in range(0, FRAMES, at_once):
+        frames += await ahead.rows(number * ROWS, (number + at_once) * ROWS)
+        await ahead.still()
     assert [frame.first_offset for frame in frames] == [number * ROWS for number in range(FRAMES)]
+    assert [bodies_of(frame)[0][0] for frame in frames] == list(range(FRAMES))
     assert sorted(ahead.reader.loaded) == [frame.position for frame in frames]
     assert ahead.bytes == 0
 
@@ -116,13 +124,27 @@ async def test_a_read_somewhere_else_brings_nothing_along(ahead: Ahead) -> None:
 
 
 async def test_small_reads_bring_nothing_along(store: LocalStore, ahead: Ahead) -> None:
-    """What follows a few messages is read when it is asked for."""
+    """What follows a few messages is read when it is asked for, also while something else is kept."""
     for _ in range(4):
         await append(store, messages([BODY]))
+    await ahead.frame(0)
+    await ahead.frame(1)
+    kept = ahead.bytes
     for offset in range(FRAMES * ROWS, FRAMES * ROWS + 3):
         await ahead.rows(offset, offset + 1)
         await ahead.still()
+    assert ahead.bytes == kept
+
+
+async def test_frames_in_memory_are_not_kept_twice(ahead: Ahead) -> None:
+    """Whoever follows the end of a queue reads no disk: nothing is read ahead of it."""
+    for frame in await ahead.reader.frames(await ahead.directory.spots(1, 2 * ROWS, 2 * ROWS)):
+        ahead.reader.recent.add(frame)
+    await ahead.frame(0)
+    await ahead.frame(1)
     assert ahead.bytes == 0
+    await ahead.rows(2 * ROWS, 3 * ROWS)
+    assert not len(ahead.own)
 
 
 async def test_nothing_is_read_ahead_while_producers_wait_for_flushes(ahead: Ahead) -> None:
@@ -175,7 +197,7 @@ async def test_what_nobody_asks_for_is_let_go(ahead: Ahead, monkeypatch: pytest.
     await ahead.frame(0)
     await ahead.frame(1)
     async with asyncio.timeout(10):
-        while ahead.bytes:
+        while ahead.bytes:  # noqa: ASYNC110
             await asyncio.sleep(0)
     frame = await ahead.frame(2)
     assert ahead.count(0, [frame]) == 2
@@ -210,12 +232,15 @@ async def test_direct_reads_and_receives_have_it(store: LocalStore, monkeypatch:
     monkeypatch.setattr(store.engine.ahead, "_keep", lambda spots, frames: brought.append(len(frames)))
     for number in range(2):
         await store.read(ReadRequest(1, number * ROWS, ROWS, 8 * MIB))
+    await _until(brought)
+    for group, rows in ((5, 2 * ROWS), (6, 1_000)):  # whole frames, and parts of them
+        brought.clear()
+        for _ in range(2):
+            await store.receive(ReceiveRequest(GroupRef(1, 1, group), [queue()], "earliest", rows, 8 * MIB, 30_000))
+        await _until(brought)
+
+
+async def _until(brought: list[int]) -> None:
     async with asyncio.timeout(10):
-        while not brought:
-            await asyncio.sleep(0)
-    brought.clear()
-    for _ in range(2):
-        await store.receive(ReceiveRequest(GroupRef(1, 1, 5), [queue()], "earliest", 2 * ROWS, 8 * MIB, 30_000))
-    async with asyncio.timeout(10):
-        while not brought:
+        while not brought:  # noqa: ASYNC110
             await asyncio.sleep(0)
