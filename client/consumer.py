@@ -18,7 +18,7 @@ from typing import Literal, Self
 
 import msgspec
 
-from millpond.client.connection import ARROW, Connection, path_of
+from millpond.client.connection import ARROW, Answer, Connection, path_of
 from millpond.client.errors import Closed, UnknownProblem
 from millpond.client.groups import Groups
 from millpond.client.received import MessageBatch, ReceivedMessage, decode_receive
@@ -28,6 +28,7 @@ from millpond.core import limits
 from millpond.core.errors import BadRequest, MillpondError
 
 FEW_MESSAGES = 16
+MANY_BYTES = 256 * limits.KIB  # of an answer: the next receive does not wait until it is decoded
 
 
 class Ahead:
@@ -88,6 +89,7 @@ class Consumer:
         if prefetch is not None and prefetch < 1:
             raise BadRequest.field("prefetch", "at least 1", prefetch)
         self.topic, self.group = topic, group
+        self._path = path_of("topics", topic, "groups", group, "messages", "receive")
         self._tag, self._start_at = tag, start
         self._own_connection = connection is None
         self._connection = connection or Connection(url, api_key)
@@ -206,27 +208,52 @@ class Consumer:
     # -- receiving --------------------------------------------------------------------------------------------
 
     async def _receive_loop(self) -> None:
-        path = path_of("topics", self.topic, "groups", self.group, "messages", "receive")
-        while True:
-            while self._buffered >= self._ahead.messages or self._buffered_bytes >= limits.CLIENT_PREFETCH_BYTES:
-                self._room.clear()
-                await self._room.wait()
-            wanted = min(limits.RECEIVE_ROWS, self._ahead.messages - self._buffered)
-            asked = {
-                "max_messages": wanted,
-                "max_bytes": self._receive_bytes,
-                "wait_ms": self._wait_ms,
-                "lease_ms": self._lease_ms,
-                "attempt_id": self._connection.random.bytes(12).hex(),
-            }
-            await self._receive(path, asked)
+        following: asyncio.Task[Answer] | None = None
+        try:
+            while True:
+                if following is None:
+                    while not self._wanted():
+                        self._room.clear()
+                        await self._room.wait()
+                    answer = await self._ask(self._wanted())
+                else:
+                    answer = await following
+                until = self._connection.clock.monotonic() + self._lease_ms / 1000
+                following = None
+                if len(answer.body) >= MANY_BYTES and (wanted := self._wanted(answer)):
+                    following = asyncio.create_task(self._ask(wanted), name="millpond receive")
+                    await asyncio.sleep(0)  # it is on its way while this one is decoded
+                await self._take(answer, until)
+        finally:
+            if following is not None:
+                following.cancel()
+                await asyncio.gather(following, return_exceptions=True)
 
-    async def _receive(self, path: str, asked: dict[str, object]) -> None:
-        answer = await self._connection.call(
-            "POST", path, msgspec.json.encode(asked), accept=ARROW, repeatable=True,
+    def _wanted(self, undecoded: Answer | None = None) -> int:
+        """How many messages may be asked for now, with an answer at hand that may have as many as any."""
+        buffered, buffered_bytes = self._buffered, self._buffered_bytes
+        if undecoded is not None:
+            buffered += limits.RECEIVE_ROWS
+            buffered_bytes += len(undecoded.body)
+        if buffered_bytes >= limits.CLIENT_PREFETCH_BYTES:
+            return 0
+        return max(0, min(limits.RECEIVE_ROWS, self._ahead.messages - buffered))
+
+    async def _ask(self, wanted: int) -> Answer:
+        asked = {
+            "max_messages": wanted,
+            "max_bytes": self._receive_bytes,
+            "wait_ms": self._wait_ms,
+            "lease_ms": self._lease_ms,
+            "attempt_id": self._connection.random.bytes(12).hex(),
+        }
+        return await self._connection.call(
+            "POST", self._path, msgspec.json.encode(asked), accept=ARROW, repeatable=True,
             timeout_seconds=self._wait_ms / 1000 + 10, retry_seconds=self._retry_seconds,
         )  # fmt: skip
-        until = self._connection.clock.monotonic() + self._lease_ms / 1000
+
+    async def _take(self, answer: Answer, until: float) -> None:
+        """Hand out what came; `until`: when its leases end."""
         batches, reason = decode_receive(answer.body, self._settler, until, self._id_prefixes)
         if reason == "in_flight_full":  # others of the group hold too much: it will not change at once
             await asyncio.sleep(self._connection.random.uniform(0.2, 0.5))

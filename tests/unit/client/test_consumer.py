@@ -8,14 +8,18 @@ from typing import Any
 
 import pytest
 
+from millpond.client import consumer as consumer_module
 from millpond.client.connection import Connection
-from millpond.client.consumer import Ahead, Consumer
+from millpond.client.consumer import MANY_BYTES, Ahead, Consumer
+from millpond.client.errors import UnknownProblem
 from millpond.client.received import LARGE_BYTES, numbers
 from millpond.client.settler import joined, ranges
 from millpond.core import limits
-from millpond.core.errors import Conflict, NotFound
+from millpond.core.errors import BadRequest, Conflict, NotFound
 
 from .conftest import FakeService, arrow_answer, problem
+
+MUCH = 2 * limits.RECEIVE_ROWS  # of a prefetch: room for two receives
 
 
 def rows(first: int, count: int, queue: int = 0) -> list[dict[str, Any]]:
@@ -102,6 +106,95 @@ async def test_prefetch_is_bounded(service: FakeService, connection: Connection)
     asked = [request for request in service.requests if request.path.endswith("/receive")]
     assert len(asked) >= 2
     assert {json.loads(request.body)["max_messages"] for request in asked} <= {15, 5, 10}
+
+
+@pytest.fixture
+def steps(connection: Connection, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What a consumer does: `ask` and `decode` of each receive, in order."""
+    done: list[str] = []
+    call, decode = connection.call, consumer_module.decode_receive
+
+    async def asked(method: str, path: str, *given: Any, **named: Any) -> Any:
+        if path.endswith("/receive"):
+            done.append("ask")
+        return await call(method, path, *given, **named)
+
+    def decoded(*given: Any) -> Any:
+        done.append("decode")
+        return decode(*given)
+
+    monkeypatch.setattr(connection, "call", asked)
+    monkeypatch.setattr(consumer_module, "decode_receive", decoded)
+    return done
+
+
+def large(token: str, first: int) -> Any:
+    """An answer of ten messages that is worth asking on before it is decoded."""
+    table = [{**row, "body": row["body"].ljust(MANY_BYTES // 10)} for row in rows(first, 10)]
+    return arrow_answer(table, {"receipts": [{"receipt": token, "queue": 0, "rows": "0-9"}]})
+
+
+async def test_the_next_receive_is_sent_before_a_large_answer_is_decoded(
+    service: FakeService, connection: Connection, steps: list[str]
+) -> None:
+    """So the service does not rest meanwhile; messages come in their order, each once."""
+    service.receives += [large("A", 0), large("B", 10), one_receipt("C", 20, 5), one_receipt("D", 25, 5)]
+    async with Consumer("t", "g", connection=connection, prefetch=MUCH) as consumer:
+        seen = [(await anext(consumer)).offset for _ in range(30)]
+    assert seen == list(range(30))
+    assert steps[:8] == ["ask", "ask", "decode", "ask", "decode", "decode", "ask", "decode"]
+    assert not [task for task in asyncio.all_tasks() if task.get_name() == "millpond receive"]
+
+
+async def test_after_a_small_answer_it_is_sent_when_that_is_decoded(
+    service: FakeService, connection: Connection, steps: list[str]
+) -> None:
+    """Whatever it brings is at hand first."""
+    service.receives += [one_receipt("A", 0, 5), one_receipt("B", 5, 5)]
+    async with Consumer("t", "g", connection=connection) as consumer:
+        for _ in range(10):
+            await anext(consumer)
+    assert steps[:4] == ["ask", "decode", "ask", "decode"]
+
+
+async def test_a_large_answer_may_be_all_that_is_wanted(
+    service: FakeService, connection: Connection, steps: list[str]
+) -> None:
+    """No receive is sent ahead that `prefetch` has no room for, should the answer be as large as any."""
+    service.receives += [large("A", 0), large("B", 10)]
+    async with Consumer("t", "g", connection=connection, prefetch=10) as consumer:
+        for _ in range(20):
+            await anext(consumer)
+    assert steps[:4] == ["ask", "decode", "ask", "decode"]
+
+
+async def test_a_failure_of_the_next_receive_comes_after_what_was_received(
+    service: FakeService, connection: Connection
+) -> None:
+    """Also when it was sent ahead."""
+    service.receives += [large("A", 0), problem(400, "invalid_request", "no")]
+    seen = []
+    with pytest.raises(BadRequest, match="no"):
+        async with Consumer("t", "g", connection=connection, prefetch=MUCH) as consumer:
+            while True:
+                seen.append((await anext(consumer)).offset)
+    assert seen == list(range(10))
+
+
+async def test_an_answer_that_cannot_be_read_ends_the_next_receive(
+    service: FakeService, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop says so at once, and does not wait for more."""
+
+    def broken(*_: Any) -> Any:
+        raise UnknownProblem("not as expected")
+
+    monkeypatch.setattr(consumer_module, "decode_receive", broken)
+    service.receives.append(large("A", 0))
+    async with Consumer("t", "g", connection=connection, prefetch=MUCH) as consumer:
+        with pytest.raises(UnknownProblem, match="not as expected"):
+            async with asyncio.timeout(2):  # the service would let it wait for longer
+                await anext(consumer)
 
 
 async def test_group_is_made_once(service: FakeService, connection: Connection) -> None:
