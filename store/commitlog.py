@@ -30,11 +30,14 @@ from millpond.core.frame import (
     pack_header,
     unpack_header,
 )
+from millpond.core.limits import MIB
 from millpond.store.disk import Buffer, Disk, File
 
 FOLDER = "log"
 KEPT_FREE = 4  # a quarter of a segment stays free on the disk: checkpoints, indexes and metadata are written to it too
 PAGE_BYTES = 4096
+ZERO_BYTES = 8 * MIB  # so many are zeroed at once, when fewer are left behind the tail
+ZERO_MARGIN = 64  # .. from a 64th of that behind the tail on
 _ZEROS = memoryview(bytes(PAGE_BYTES))
 _PADDING = [bytes(count) for count in range(8)]
 
@@ -46,12 +49,14 @@ def segment_name(base: int) -> str:
 class Segment:
     """One file of the log: positions [base, base + length)."""
 
-    __slots__ = ("base", "file", "length")
+    __slots__ = ("base", "file", "length", "reserved")
 
-    def __init__(self, base: int, length: int, file: File) -> None:
+    def __init__(self, base: int, length: int, file: File, *, reserved: bool = True) -> None:
+        """`reserved`: its blocks may be taken only, and never written to."""
         self.base = base
         self.length = length
         self.file = file
+        self.reserved = reserved
 
     @property
     def end(self) -> int:
@@ -95,6 +100,14 @@ class Write(NamedTuple):
     buffers: list[Buffer]
 
 
+class Blank(NamedTuple):
+    """Blocks behind the tail that are only reserved: positions [start, start + length) of a segment."""
+
+    segment: Segment
+    start: int
+    length: int
+
+
 class CommitLog:
     """Segments in order of position, and the tail.
 
@@ -112,8 +125,10 @@ class CommitLog:
         self.flushed = 0
         self.confirmed = 0
         self.epoch = 0
+        self.zeroed = 0  # blocks between the tail and here were written to before
         self._pending: list[Write] = []
         self.pending_bytes = 0
+        self._zero_bytes = min(ZERO_BYTES, segment_bytes // 8)
 
     # -- segments ------------------------------------------------------------------------------------------
 
@@ -158,13 +173,13 @@ class CommitLog:
             raise
         file.close()
         self._disk.rename(name, name)  # the new name is durable before anything in it is promised
-        return Segment(base, self.segment_bytes, self._disk.open(name))
+        return Segment(base, self.segment_bytes, self._disk.open(name), reserved=not written)
 
     def recycle_segment(self, old: Segment) -> Segment:
         """Turn `old`, already dropped from `segments`, into the next one. Its stale frames name other positions."""
         base = self.segments[-1].end
         self._disk.rename(segment_name(old.base), segment_name(base))
-        return Segment(base, self.segment_bytes, old.file)
+        return Segment(base, self.segment_bytes, old.file, reserved=False)
 
     def add_segment(self, segment: Segment) -> None:
         assert not self.segments or segment.base == self.segments[-1].end
@@ -188,6 +203,37 @@ class CommitLog:
     def has_spare(self) -> bool:
         """Whether a segment is ready that is still empty."""
         return bool(self.segments) and self.segments[-1].base >= max(1, self.tail)
+
+    # -- blocks beforehand -----------------------------------------------------------------------------------
+
+    @property
+    def lacks_zeros(self) -> bool:
+        """Whether the tail comes near blocks that may be only reserved."""
+        return self.zeroed < self.tail + self._zero_bytes and self.zeroed < self.segments[-1].end
+
+    def next_blank(self) -> Blank | None:
+        """What should be zeroed next: some way behind the tail, so that it is not reached meanwhile. None: nothing."""
+        start = -(-(self.tail + self._zero_bytes // ZERO_MARGIN) // PAGE_BYTES) * PAGE_BYTES
+        self.zeroed = max(self.zeroed, start)
+        segment = self.segment_of(self.zeroed)
+        if segment is not None and not segment.reserved:
+            self.zeroed = segment.end
+            segment = self.segment_of(self.zeroed)
+        if segment is None or not segment.reserved or not self.lacks_zeros:
+            return None
+        return Blank(segment, self.zeroed, min(self._zero_bytes, segment.end - self.zeroed))
+
+    def zero(self, blank: Blank) -> None:
+        """Write zeros there, and sync. Blocks.
+
+        By a descriptor of its own: an error of the disk is told once to each, and the log's sync must hear of its own.
+        """
+        file = self._disk.open(segment_name(blank.segment.base))
+        try:
+            file.zero(blank.start - blank.segment.base, blank.length)
+            file.sync()
+        finally:
+            file.close()
 
     # -- append --------------------------------------------------------------------------------------------
 

@@ -211,6 +211,7 @@ class Engine:
         spawn(self.writer.write_loop(), "store writer")
         spawn(self.writer.flush_loop(), "store flusher")
         spawn(self.housekeeping.segment_loop(), "store segments")
+        spawn(self.housekeeping.zero_loop(), "store zeros")
         spawn(self.housekeeping.index_loop(), "store indexes")
         spawn(self.housekeeping.checkpoint_loop(), "store checkpoints")
         spawn(self.retention.loop(self.housekeeping), "store retention")

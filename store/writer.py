@@ -15,12 +15,12 @@ from __future__ import annotations
 import asyncio
 from bisect import insort
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 
 from millpond.core.errors import Unavailable
 from millpond.core.frame import MARK
 from millpond.core.limits import KIB, MARK_IDLE_MS, MIB, UNFLUSHED_BYTES
-from millpond.store.commitlog import CommitLog, Draft, Segment
+from millpond.store.commitlog import Blank, CommitLog, Draft, Segment
 from millpond.store.flushes import Flushes
 
 INLINE_WRITE_BYTES = 128 * KIB  # a copy into the page cache of ~20 us: cheaper than waking a thread
@@ -94,6 +94,8 @@ class Writer:
         self._written = Waiters()
         self._flushed = Waiters()
         self._threads = ThreadPoolExecutor(2, "millpond-log")
+        self._zeroing: asyncio.Future[None] | None = None
+        self._zeroing_from = 0  # position
         self._mark_timer: asyncio.TimerHandle | None = None
         self._marked = log.tail
         self._failed: Exception | None = None
@@ -153,6 +155,24 @@ class Writer:
         if self._failed is not None:
             raise Unavailable(code, f"the store has stopped: {self._failed}")
 
+    async def zero(self, blank: Blank, threads: Executor) -> None:
+        """Zero these blocks, which stand behind the tail. Nothing is written there before that is done. Raises
+        OSError."""
+        assert self._zeroing is None and blank.start >= self._log.tail, "what is appended is never zeroed"
+        loop = asyncio.get_running_loop()
+        self._zeroing, self._zeroing_from = loop.create_future(), blank.start
+        work = loop.run_in_executor(threads, self._log.zero, blank)
+        work.add_done_callback(self._zeroed)
+        await asyncio.shield(work)  # a thread goes on, whoever is cancelled
+        self._log.zeroed = max(self._log.zeroed, blank.start + blank.length)
+
+    def _zeroed(self, work: asyncio.Future[None]) -> None:
+        assert self._zeroing is not None
+        self._zeroing.set_result(None)
+        self._zeroing = None
+        if not work.cancelled():
+            work.exception()  # looked at: who waited for it may have been cancelled
+
     # -- the two loops -------------------------------------------------------------------------------------
 
     async def write_loop(self) -> None:
@@ -165,6 +185,8 @@ class Writer:
                 writes, end = log.take_writes()
                 if not writes:
                     continue
+                while self._zeroing is not None and end > self._zeroing_from:
+                    await asyncio.shield(self._zeroing)
                 if end - log.written <= INLINE_WRITE_BYTES:
                     log.write(writes)
                 else:

@@ -1,0 +1,202 @@
+"""Blocks behind the tail are zeroed beforehand, and never a byte that was appended."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from support.disks import MemoryDisk, MemoryFile
+from support.stores import StoreMetadata, append, bodies_of, messages, open_store
+
+from millpond.core.limits import KIB, MIB
+from millpond.store import housekeeping
+from millpond.store.client import ReadRequest
+from millpond.store.commitlog import Blank
+from millpond.store.local import LocalStore
+
+SEGMENT = MIB
+STEP = SEGMENT // 8
+
+
+class Zeroed(MemoryFile):
+    """Notes what is zeroed, and zeroes when it may."""
+
+    def zero(self, position: int, length: int) -> None:
+        disk = self._disk
+        assert isinstance(disk, ZeroDisk)
+        disk.begun.set()
+        assert disk.may.wait(10)
+        disk.zeroed.append((self.inode, position, length))
+        super().zero(position, length)
+
+
+class ZeroDisk(MemoryDisk):
+    """A disk whose zeroing the test holds up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.zeroed: list[tuple[int, int, int]] = []
+        self.may, self.begun = threading.Event(), threading.Event()
+        self.may.set()
+
+    def open(self, name: str, *, create: bool = False) -> MemoryFile:
+        return Zeroed(self, super().open(name, create=create).inode)
+
+
+@pytest.fixture
+def disk() -> ZeroDisk:
+    return ZeroDisk()
+
+
+@pytest.fixture
+def metadata() -> StoreMetadata:
+    return StoreMetadata()
+
+
+@pytest.fixture
+async def store(
+    disk: ZeroDisk, metadata: StoreMetadata, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[LocalStore]:
+    """In its second segment, which is only reserved; nothing zeroes it but the test."""
+    monkeypatch.setattr(housekeeping, "CALM_SECONDS", 3_600.0)
+    store = await open_store(disk, metadata, tmp_path, segment_bytes=SEGMENT)
+    while store.engine.log.tail < SEGMENT:
+        await append(store, messages([b"x" * 60 * KIB]))
+    yield store
+    if store.engine.log.segments:
+        await store.close()
+
+
+def blank_of(store: LocalStore) -> Blank:
+    blank = store.engine.log.next_blank()
+    assert blank is not None
+    return blank
+
+
+async def zero(store: LocalStore, blank: Blank) -> None:
+    await store.engine.writer.zero(blank, store.engine.housekeeping._threads)
+
+
+async def bodies(store: LocalStore) -> list[bytes]:
+    found: list[bytes] = []
+    while True:
+        result = await store.read(ReadRequest(1, len(found), 1_000, 8 * MIB))
+        if not result.frames:
+            return found
+        found += [body for frame in result.frames for body in bodies_of(frame)]
+
+
+async def test_what_reaches_blocks_that_are_being_zeroed_waits(
+    store: LocalStore, disk: ZeroDisk, metadata: StoreMetadata, tmp_path: Path
+) -> None:
+    """It is written behind the zeros, also when the append came first; all of it is there after a restart."""
+    before = len(await bodies(store))
+    disk.may.clear()
+    zeroing = asyncio.ensure_future(zero(store, blank_of(store)))
+    await asyncio.to_thread(disk.begun.wait, 10)
+    large = b"y" * (2 * STEP)
+    appended = asyncio.ensure_future(append(store, messages([large])))
+    _, pending = await asyncio.wait({appended}, timeout=0.05)
+    assert pending, "it stands where zeros are being written"
+    disk.may.set()
+    await zeroing
+    await appended
+    await store.close()
+    again = await open_store(disk, metadata, tmp_path, segment_bytes=SEGMENT)
+    assert (await bodies(again))[before:] == [large]
+    await again.close()
+
+
+async def test_what_stands_before_them_does_not_wait(store: LocalStore, disk: ZeroDisk) -> None:
+    """A few messages are written and flushed meanwhile."""
+    disk.may.clear()
+    zeroing = asyncio.ensure_future(zero(store, blank_of(store)))
+    await asyncio.to_thread(disk.begun.wait, 10)
+    async with asyncio.timeout(5):
+        await append(store, messages([b"z"]))
+    assert not zeroing.done()
+    disk.may.set()
+    await zeroing
+
+
+async def test_nobody_writes_there_after_a_cancel(store: LocalStore, disk: ZeroDisk) -> None:
+    """The thread goes on, so the writer stays out until it has ended."""
+    disk.may.clear()
+    zeroing = asyncio.ensure_future(zero(store, blank_of(store)))
+    await asyncio.to_thread(disk.begun.wait, 10)
+    zeroing.cancel()
+    appended = asyncio.ensure_future(append(store, messages([b"y" * (2 * STEP)])))
+    _, pending = await asyncio.wait({appended}, timeout=0.05)
+    assert pending
+    disk.may.set()
+    await appended
+
+
+async def test_messages_of_any_size_beside_zeroing(
+    store: LocalStore, disk: ZeroDisk, metadata: StoreMetadata, tmp_path: Path
+) -> None:
+    """Whatever the order, a restart finds every message that was acknowledged."""
+    sent = await bodies(store)
+    chance = random.Random(7)  # noqa: S311
+    zeroings = 0
+    for number in range(120):
+        body = bytes([number]) * chance.choice([1, 700, 5_000, 40_000, 100_000])
+        appended = asyncio.ensure_future(append(store, messages([body])))
+        blank = store.engine.log.next_blank() if chance.random() < 0.7 else None
+        if blank is not None:
+            zeroings += 1
+            await zero(store, blank)
+        await appended
+        sent.append(body)
+    assert zeroings > 20
+    assert await bodies(store) == sent
+    await store.close()
+    again = await open_store(disk, metadata, tmp_path, segment_bytes=SEGMENT)
+    assert await bodies(again) == sent
+    await again.close()
+
+
+async def test_each_block_is_zeroed_once_some_way_behind_the_tail(store: LocalStore, disk: ZeroDisk) -> None:
+    """One step after the other, and none more once there are enough."""
+    log = store.engine.log
+    ends = [log.tail]
+    while (blank := log.next_blank()) is not None:
+        assert ends[-1] <= blank.start
+        assert blank.start % 4_096 == 0
+        await zero(store, blank)
+        ends.append(blank.start + blank.length)
+    assert STEP <= log.zeroed - log.tail <= 2 * STEP + STEP // 8
+    assert not log.lacks_zeros
+
+
+async def test_recycled_segments_and_the_first_are_not_zeroed(disk: ZeroDisk, tmp_path: Path) -> None:
+    """Their blocks were written to before."""
+    store = await open_store(disk, StoreMetadata(), tmp_path, segment_bytes=SEGMENT)
+    log = store.engine.log
+    assert log.next_blank() is None
+    assert not log.lacks_zeros, "nobody looks again before its end is near"
+    old = log.allocate_segment(written=False)
+    assert old.reserved
+    assert not log.recycle_segment(old).reserved
+    await store.close()
+
+
+async def test_a_store_at_rest_zeroes_what_comes_next(
+    disk: ZeroDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once little is appended, by itself; and nothing while it is much."""
+    monkeypatch.setattr(housekeeping, "CALM_SECONDS", 0.01)
+    monkeypatch.setattr(housekeeping, "CALM_BYTES_PER_SECOND", -1)
+    store = await open_store(disk, StoreMetadata(), tmp_path, segment_bytes=SEGMENT)
+    while store.engine.log.tail < SEGMENT:
+        await append(store, messages([b"x" * 60 * KIB]))
+    assert not await asyncio.to_thread(disk.begun.wait, 0.2)
+    monkeypatch.setattr(housekeeping, "CALM_BYTES_PER_SECOND", 32 * MIB)
+    await append(store, messages([b"x"]))
+    await asyncio.to_thread(disk.begun.wait, 10)
+    await store.close()
+    assert disk.zeroed
