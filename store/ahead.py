@@ -37,14 +37,12 @@ class _Kept(NamedTuple):
 
 
 class FramesAhead:
-    def __init__(
-        self, queues: Queues, directory: Directory, reader: FrameReader, flushes: Flushes, tasks: Tasks
-    ) -> None:
+    def __init__(self, queues: Queues, directory: Directory, reader: FrameReader, flushes: Flushes) -> None:
         self._queues = queues
         self._directory = directory
         self._reader = reader
         self._flushes = flushes
-        self._tasks = tasks
+        self._tasks = Tasks()  # should one die, that is logged, and who asks reads for himself
         self._ends: OrderedDict[tuple[int, int], None] = OrderedDict()  # (queue id, offset behind a large read)
         self._kept: dict[int, _Kept] = {}  # by position, the oldest first
         self._loading: dict[int, asyncio.Task[None]] = {}  # by position
@@ -144,8 +142,9 @@ class FramesAhead:
                 return
             self._drop(position)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Nothing more is read ahead."""
         self._closed = True
+        await self._tasks.close()
         if self._sweeping is not None:
             self._sweeping.cancel()

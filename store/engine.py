@@ -162,7 +162,7 @@ class Engine:
         self.tail = Tail(self.log, self.directory, self.fold, self.time, recent, self._rolled)
         self.writer = Writer(self.log, self._gather, self._confirmed, self.time.now_ms)
         self.reader = FrameReader(self.log, recent, self._quarantine, self.writer.awaiting)
-        self.ahead = FramesAhead(self.fold.queues, self.directory, self.reader, self.writer.awaiting, self._tasks)
+        self.ahead = FramesAhead(self.fold.queues, self.directory, self.reader, self.writer.awaiting)
         self.reads = Reads(self.fold.queues, self.directory, self.reader, self.ahead, self.lost, self.writer.hurry)
         self.delivery_log = EngineLog(self.tail, self.writer, self.directory, self.reader, self.ahead, self.reads)
         self.delivery = Delivery(self.delivery_log, self.fold.cursors, self.time.now_ms, self.writer.hurry)
@@ -331,7 +331,7 @@ class Engine:
         self.serving = False
         self.ready = False
         self.delivery.close()
-        self.ahead.close()
+        await self.ahead.close()
         if not self.failed.done():
             await self._say_goodbye()
         await self._tasks.close()

@@ -49,9 +49,9 @@ class Ahead(FramesAhead):
         self.reader = CountingReader(store)
         self.flushes = Flushes()
         self.died: list[str] = []
-        self.own = Tasks(lambda name, error: self.died.append(name))
         self.directory = store.engine.directory
-        super().__init__(store.engine.fold.queues, self.directory, self.reader, self.flushes, self.own)
+        super().__init__(store.engine.fold.queues, self.directory, self.reader, self.flushes)
+        self._tasks = self.own = Tasks(lambda name, error: self.died.append(name))
 
     async def rows(self, first: int, end: int) -> list[StoredFrame]:
         """What stands at [first, end), whatever is read ahead then."""
@@ -87,8 +87,7 @@ async def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
 async def ahead(store: LocalStore) -> AsyncIterator[Ahead]:
     ahead = Ahead(store)
     yield ahead
-    ahead.close()
-    await ahead.own.close()
+    await ahead.close()
     await asyncio.to_thread(ahead.reader.close)
     assert not ahead.died
 
