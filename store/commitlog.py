@@ -36,8 +36,9 @@ from millpond.store.disk import Buffer, Disk, File
 FOLDER = "log"
 KEPT_FREE = 4  # a quarter of a segment stays free on the disk: checkpoints, indexes and metadata are written to it too
 PAGE_BYTES = 4096
-ZERO_BYTES = 8 * MIB  # so many are zeroed at once, when fewer are left behind the tail
-ZERO_MARGIN = 64  # .. from a 64th of that behind the tail on
+ZEROS_AHEAD = 8 * MIB  # reserved blocks are zeroed so far behind the tail
+ZERO_STEP_BYTES = MIB  # .. so many at once: a flush of the log waits for one step
+ZERO_MARGIN = 64  # .. from a 64th of the whole behind the tail on
 _ZEROS = memoryview(bytes(PAGE_BYTES))
 _PADDING = [bytes(count) for count in range(8)]
 
@@ -128,7 +129,7 @@ class CommitLog:
         self.zeroed = 0  # blocks between the tail and here were written to before
         self._pending: list[Write] = []
         self.pending_bytes = 0
-        self._zero_bytes = min(ZERO_BYTES, segment_bytes // 8)
+        self._zeros_ahead = min(ZEROS_AHEAD, segment_bytes // 8)
 
     # -- segments ------------------------------------------------------------------------------------------
 
@@ -209,11 +210,11 @@ class CommitLog:
     @property
     def lacks_zeros(self) -> bool:
         """Whether the tail comes near blocks that may be only reserved."""
-        return self.zeroed < self.tail + self._zero_bytes and self.zeroed < self.segments[-1].end
+        return self.zeroed < self.tail + self._zeros_ahead and self.zeroed < self.segments[-1].end
 
     def next_blank(self) -> Blank | None:
         """What should be zeroed next: some way behind the tail, so that it is not reached meanwhile. None: nothing."""
-        start = -(-(self.tail + self._zero_bytes // ZERO_MARGIN) // PAGE_BYTES) * PAGE_BYTES
+        start = -(-(self.tail + self._zeros_ahead // ZERO_MARGIN) // PAGE_BYTES) * PAGE_BYTES
         self.zeroed = max(self.zeroed, start)
         segment = self.segment_of(self.zeroed)
         if segment is not None and not segment.reserved:
@@ -221,7 +222,7 @@ class CommitLog:
             segment = self.segment_of(self.zeroed)
         if segment is None or not segment.reserved or not self.lacks_zeros:
             return None
-        return Blank(segment, self.zeroed, min(self._zero_bytes, segment.end - self.zeroed))
+        return Blank(segment, self.zeroed, min(ZERO_STEP_BYTES, self._zeros_ahead, segment.end - self.zeroed))
 
     def zero(self, blank: Blank) -> None:
         """Write zeros there, and sync. Blocks.

@@ -2,7 +2,7 @@
 are taken, segments that are no longer needed are recycled.
 
     segment loop      makes the next segment once the open one is half full: recycled when one may go, else allocated
-    zero loop         writes zeros to the next blocks behind the tail while little is appended
+    zero loop         zeroes the next blocks behind the tail, where they are only reserved, while little is appended
     index loop        writes the `.idx` of each full segment
     checkpoint loop   a snapshot every CHECKPOINT_BYTES or CHECKPOINT_FRAMES, published once confirmed
 
@@ -58,6 +58,7 @@ class Housekeeping:
         self._zero_wake = asyncio.Event()
         self._ready = asyncio.Event()
         self._segment_wake.set()
+        self._quarter = (-1, 0.0)  # the segment that was last seen a quarter full, and when, by the loop's clock
         self._demanded = False  # somebody waits for a segment, whatever the open one holds
         self.disk_full = False
         self.checkpoint_position = checkpoints.positions[-1] if checkpoints.positions else 0
@@ -85,19 +86,36 @@ class Housekeeping:
     def _filling(self) -> None:
         """How far the open segment is filled: is the next one due, or more of this one to be zeroed?"""
         log = self._tail.log
-        if self._half_full() and not log.has_spare:
+        base, filled = self._open()
+        if filled * 4 >= log.segment_bytes and self._quarter[0] != base:
+            self._quarter = (base, asyncio.get_running_loop().time())
+        if self._half_full(filled) and not log.has_spare:
             self._segment_wake.set()
         if log.lacks_zeros:
             self._zero_wake.set()
 
-    def _half_full(self) -> bool:
+    def _half_full(self, filled: int) -> bool:
         """By bytes, or by frames: a segment of many small ones ends early."""
         tail = self._tail
-        filled = tail.log.tail % tail.log.segment_bytes
         return filled * 2 >= tail.log.segment_bytes or len(tail.directory.open) * 2 >= FRAMES_PER_SEGMENT
 
+    def _open(self) -> tuple[int, int]:
+        """Base of the open segment, and bytes in it."""
+        log = self._tail.log
+        filled = log.tail % log.segment_bytes
+        return log.tail - filled, filled
+
     def _wanted(self) -> bool:
-        return not self._tail.log.has_spare and (self._demanded or self._half_full())
+        _, filled = self._open()
+        return not self._tail.log.has_spare and (self._demanded or self._half_full(filled))
+
+    def _calm(self) -> bool:
+        """Whether the open segment's second quarter was filled slowly: then the next one is worth being zeroed."""
+        base, filled = self._open()
+        if self._quarter[0] != base:
+            return False
+        seconds = asyncio.get_running_loop().time() - self._quarter[1]
+        return seconds * CALM_BYTES_PER_SECOND > filled - self._tail.log.segment_bytes // 4
 
     async def segment_loop(self) -> None:
         while True:
@@ -132,7 +150,7 @@ class Housekeeping:
             self.segments_recycled += 1
         else:
             try:
-                segment = await loop.run_in_executor(self._threads, log.allocate_segment, False)
+                segment = await loop.run_in_executor(self._threads, log.allocate_segment, self._calm())
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise
@@ -144,18 +162,19 @@ class Housekeeping:
         return True
 
     async def zero_loop(self) -> None:
-        """At calm rates the tail never comes to blocks that are only reserved: a flush that is the first to write to
-        one must have the file system say so in its journal."""
+        """In a segment that a burst has begun: zero what stands behind the tail once little is appended. A flush that
+        is the first to write to a reserved block must have the file system say so in its journal."""
         log = self._tail.log
         while True:
             await self._zero_wake.wait()
             tail = log.tail
             await asyncio.sleep(CALM_SECONDS)
             self._zero_wake.clear()
-            if log.tail - tail > CALM_BYTES_PER_SECOND * CALM_SECONDS or (blank := log.next_blank()) is None:
+            if log.tail - tail > CALM_BYTES_PER_SECOND * CALM_SECONDS:
                 continue
             try:
-                await self._writer.zero(blank, self._threads)
+                while (blank := log.next_blank()) is not None:
+                    await self._writer.zero(blank, self._threads)
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise
