@@ -30,10 +30,20 @@ from millpond.store.reader import FrameReader
 _ENDS = 1_024  # of large reads remembered; the oldest goes first
 
 
+class _Load:
+    """Frames that were read at once. They share buffers: the memory is free when the last of them has gone."""
+
+    __slots__ = ("bytes", "left", "since")
+
+    def __init__(self, size: int, frames: int, since: float) -> None:
+        self.bytes = size
+        self.left = frames
+        self.since = since
+
+
 class _Kept(NamedTuple):
     frame: StoredFrame
-    bytes: int
-    since: float
+    load: _Load
 
 
 class FramesAhead:
@@ -48,7 +58,7 @@ class FramesAhead:
         self._loading: dict[int, asyncio.Task[None]] = {}  # by position
         self._sweeping: asyncio.TimerHandle | None = None
         self._closed = False
-        self.bytes = 0  # of frames kept and loading
+        self.bytes = 0  # held by frames that are kept, or on their way
 
     async def frames(self, queue_id: int, spots: list[FrameSpot]) -> list[StoredFrame]:
         """`FrameReader.frames` of consecutive offsets of a queue."""
@@ -76,7 +86,10 @@ class FramesAhead:
         return kept.frame
 
     def _drop(self, position: int) -> None:
-        self.bytes -= self._kept.pop(position).bytes
+        load = self._kept.pop(position).load
+        load.left -= 1
+        if not load.left:
+            self.bytes -= load.bytes
 
     def _went_on(self, queue_id: int, first: int, end: int, size: int) -> None:
         """A large read has ended at `end`: the next one, if it is one of a row, wants what stands there."""
@@ -102,12 +115,13 @@ class FramesAhead:
                 return
             self.bytes += size
             self._loading |= dict.fromkeys((spot.position for spot in chosen), task)
+            frames: list[StoredFrame] = []
             try:
-                self._keep(chosen, await self._reader.frames(chosen))
+                frames = await self._reader.frames(chosen)
             finally:
-                self.bytes -= size
                 for spot in chosen:
                     del self._loading[spot.position]
+                self._keep(frames, size)
         except (MillpondError, OSError):
             return
 
@@ -123,11 +137,14 @@ class FramesAhead:
                 chosen.append(spot._replace(first=0, end=0))
         return chosen
 
-    def _keep(self, spots: list[FrameSpot], frames: list[StoredFrame]) -> None:
+    def _keep(self, frames: list[StoredFrame], size: int) -> None:
+        """Frames of `size` bytes, which are counted already; none: they could not be read."""
+        if not frames:
+            self.bytes -= size
+            return
         loop = asyncio.get_running_loop()
-        for spot, frame in zip(spots, frames, strict=True):
-            self._kept[spot.position] = _Kept(frame, spot.length, loop.time())
-            self.bytes += spot.length
+        load = _Load(size, len(frames), loop.time())
+        self._kept |= {frame.position: _Kept(frame, load) for frame in frames}
         if self._sweeping is None:
             self._sweeping = loop.call_later(AHEAD_SECONDS, self._sweep, loop)
 
@@ -137,8 +154,8 @@ class FramesAhead:
         until = loop.time() - AHEAD_SECONDS
         while self._kept:
             position, kept = next(iter(self._kept.items()))
-            if kept.since > until:
-                self._sweeping = loop.call_at(kept.since + AHEAD_SECONDS, self._sweep, loop)
+            if kept.load.since > until:
+                self._sweeping = loop.call_at(kept.load.since + AHEAD_SECONDS, self._sweep, loop)
                 return
             self._drop(position)
 

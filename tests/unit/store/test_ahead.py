@@ -190,6 +190,19 @@ async def test_it_keeps_no_more_than_it_may(ahead: Ahead, monkeypatch: pytest.Mo
     assert ahead.count(0, [frame]) == 1
 
 
+async def test_frames_that_were_read_at_once_are_counted_until_the_last_has_gone(ahead: Ahead) -> None:
+    """They share memory."""
+    for first in (0, 2):
+        await ahead.rows(first * ROWS, (first + 2) * ROWS)
+        await ahead.still()
+    held = ahead.bytes
+    ahead.flushes.awaited()  # so that no more is read
+    await ahead.rows(4 * ROWS, 6 * ROWS)
+    assert ahead.bytes == held
+    await ahead.rows(6 * ROWS, 7 * ROWS)
+    assert ahead.bytes == 0
+
+
 async def test_what_nobody_asks_for_is_let_go(ahead: Ahead, monkeypatch: pytest.MonkeyPatch) -> None:
     """After AHEAD_SECONDS."""
     monkeypatch.setattr("millpond.store.ahead.AHEAD_SECONDS", 0.01)
@@ -228,7 +241,7 @@ async def test_direct_reads_and_receives_have_it(store: LocalStore, monkeypatch:
     """Both bring along what follows, once they go on where they ended."""
     monkeypatch.setattr("millpond.store.flushes.AWAITED_SECONDS", 0.0)  # of the appends of the fixture
     brought: list[int] = []
-    monkeypatch.setattr(store.engine.ahead, "_keep", lambda spots, frames: brought.append(len(frames)))
+    monkeypatch.setattr(store.engine.ahead, "_keep", lambda frames, size: brought.append(len(frames)))
     for number in range(2):
         await store.read(ReadRequest(1, number * ROWS, ROWS, 8 * MIB))
     await _until(brought)
