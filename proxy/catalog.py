@@ -35,6 +35,7 @@ FEED_PAUSE_SECONDS = 0.5  # between turns while metadata is away
 OPEN_SECONDS = 2.0  # how often an open deployment looks whether a key was made
 KEYS = 100_000  # credentials remembered; the oldest go first
 ENTRIES = 1_000_000  # topics and groups remembered (each some 1 KiB); the oldest go first
+DROPPED = 100_000  # deleted ones remembered: an answer that was on its way meanwhile must not bring them back
 
 T = TypeVar("T")
 _log = logging.getLogger("millpond.catalog")
@@ -66,6 +67,8 @@ class Catalog:
         self._topics: dict[int, TopicInfo] = {}
         self._names: dict[tuple[str, str], int] = {}
         self._groups: dict[tuple[int, str], GroupInfo] = {}
+        self._dropped_topics: dict[int, bool] = {}  # ids are never used again
+        self._dropped_groups: dict[int, bool] = {}
         self._keys: dict[bytes, _Known] = {}
         self._asking: dict[Any, asyncio.Task[Any]] = {}
         self._version = 0
@@ -127,14 +130,16 @@ class Catalog:
         return found
 
     def put_topic(self, topic: TopicInfo) -> None:
-        """Remember an answer of metadata; an older one than is known changes nothing."""
+        """Remember an answer of metadata; an older one than is known changes nothing, nor one of a deleted topic."""
         known = self._topics.get(topic.topic_id)
-        if known is not None and known.version > topic.version:
+        if topic.topic_id in self._dropped_topics or (known is not None and known.version > topic.version):
             return
         _bounded(self._topics, topic.topic_id, topic)
         _bounded(self._names, (topic.tenant, topic.name), topic.topic_id)
 
     def drop_topic(self, topic_id: int) -> None:
+        """It is deleted."""
+        _bounded(self._dropped_topics, topic_id, True, DROPPED)
         topic = self._topics.pop(topic_id, None)
         if topic is not None and self._names.get((topic.tenant, topic.name)) == topic_id:
             del self._names[topic.tenant, topic.name]
@@ -186,11 +191,16 @@ class Catalog:
         return found
 
     def put_group(self, group: GroupInfo) -> None:
+        """Remember an answer of metadata; an older one than is known changes nothing, nor one of a deleted group."""
+        if group.group_id in self._dropped_groups:
+            return
         known = self._groups.get((group.topic_id, group.name))
         if known is None or known.group_id != group.group_id or known.filter_version <= group.filter_version:
             _bounded(self._groups, (group.topic_id, group.name), group)
 
     def drop_group(self, group: GroupInfo) -> None:
+        """It is deleted."""
+        _bounded(self._dropped_groups, group.group_id, True, DROPPED)
         known = self._groups.get((group.topic_id, group.name))
         if known is not None and known.group_id == group.group_id:
             del self._groups[group.topic_id, group.name]
@@ -256,6 +266,8 @@ class Catalog:
             self.drop_topic(topic_id)
         if changes.deleted_group_ids:
             deleted = set(changes.deleted_group_ids)
+            for group_id in deleted:
+                _bounded(self._dropped_groups, group_id, True, DROPPED)
             for group in [group for group in self._groups.values() if group.group_id in deleted]:
                 self.drop_group(group)
         for topic in changes.topics:

@@ -160,6 +160,21 @@ async def test_an_older_answer_does_not_undo_a_newer_one(world: World) -> None:
     assert (await world.catalog.topic("default", "orders")).version == 7
 
 
+@pytest.mark.parametrize("by_feed", [False, True])
+async def test_an_older_answer_does_not_bring_back_what_is_deleted(world: World, by_feed: bool) -> None:
+    """A feed's answer may have been on its way while a topic or group was deleted, here or at another proxy."""
+    old, made = topic(version=2), group()
+    world.catalog.put_topic(old)
+    if by_feed:
+        await world.feed(3, deleted_topic_ids=[old.topic_id], deleted_group_ids=[made.group_id])
+    else:
+        world.catalog.drop_topic(old.topic_id)
+        world.catalog.drop_group(made)
+    await world.feed(2, topics=[old], groups=[made])
+    assert world.catalog.known_topic("default", "orders") is None
+    assert world.catalog.known_group(old, "g") is None
+
+
 async def test_a_recreated_topic_replaces_the_old_one(world: World) -> None:
     """The name leads to the new topic id as soon as the feed says so."""
     await world.catalog.topic("default", "orders")
