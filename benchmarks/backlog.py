@@ -31,8 +31,8 @@ async def measure(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
     """Quantiles with the backlog beside those without; messages/s of the drain beside a direct read."""
     async with harness.service(setup.folder) as empty, harness.service(setup.folder) as loaded:
         for service in (empty, loaded):
-            async with filling.session(service.url) as session:
-                await filling.create(session, [TOPIC], QUEUES, "flush")
+            async with Connection(service.url) as connection:
+                await filling.create(connection, [TOPIC], QUEUES, "flush")
         tell(f"filling {setup.backlog:,} messages of {BODY_BYTES} bytes")
         clock = SystemClock()
         begin = clock.monotonic()

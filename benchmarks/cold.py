@@ -69,11 +69,10 @@ async def measure(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
 
 
 async def _prepare(service: Service, setup: Setup) -> None:
-    async with filling.session(service.url) as session:
-        await filling.create(session, [OLD], QUEUES, "memory")
-        await filling.create(session, [NEW], QUEUES, "flush")
-    await filling.fill_topic(service.url, OLD, OLD_BYTES // setup.message_bytes, setup.message_bytes, QUEUES)
     async with Connection(service.url) as connection:
+        await filling.create(connection, [OLD], QUEUES, "memory")
+        await filling.create(connection, [NEW], QUEUES, "flush")
+        await filling.fill_topic(service.url, OLD, OLD_BYTES // setup.message_bytes, setup.message_bytes, QUEUES)
         await Topics(connection).flush(OLD)
 
 

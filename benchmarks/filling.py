@@ -1,4 +1,8 @@
-"""Fills a service with messages at full speed: ready Arrow batches over plain HTTP, a few requests at once."""
+"""Fills a service with messages at full speed: ready Arrow batches over the SDK's HTTP, a few requests at once.
+
+A general HTTP client (aiohttp) takes about as much of a core for a small request as the service does, and more of it
+for each other path it has to parse.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +10,15 @@ import asyncio
 import os
 from collections.abc import Iterable, Iterator
 
-import aiohttp
 import pyarrow as pa
 
+from millpond.client.connection import ARROW, Connection, path_of
+from millpond.client.topics import Durability, Topics
 from millpond.core.schema import message_schema
 
 LANES = 8
 REQUEST_SECONDS = 120.0
-HEADERS = {"Content-Type": "application/vnd.apache.arrow.stream", "Prefer": "return=minimal"}
-
-
-def session(url: str) -> aiohttp.ClientSession:
-    """For many requests at once."""
-    timeout = aiohttp.ClientTimeout(total=REQUEST_SECONDS)
-    return aiohttp.ClientSession(url, timeout=timeout, connector=aiohttp.TCPConnector(limit=0))
+MINIMAL = {"Prefer": "return=minimal"}
 
 
 def bodies(count: int, size: int) -> list[bytes]:
@@ -42,35 +41,33 @@ def stream(rows: pa.RecordBatch) -> bytes:
     return bytes(sink.getvalue())
 
 
-async def create(service: aiohttp.ClientSession, names: Iterable[str], queues: int, durability: str) -> None:
+async def create(connection: Connection, names: Iterable[str], queues: int, durability: Durability) -> None:
     """Topics, a few at once."""
     left = iter(names)
 
     async def lane() -> None:
         for name in left:
-            settings = {"queues": queues, "durability": durability}
-            async with service.put(f"/v1/topics/{name}", json=settings) as answer:
-                answer.raise_for_status()
+            await Topics(connection).create(name, queues=queues, durability=durability)
 
     await asyncio.gather(*(lane() for _ in range(LANES)))
 
 
-async def post(service: aiohttp.ClientSession, topic: str, body: bytes, queue: int | None = None) -> None:
-    """One batch. Raises aiohttp.ClientError."""
-    headers = HEADERS if queue is None else {**HEADERS, "Millpond-Queue": str(queue)}
-    async with service.post(f"/v1/topics/{topic}/messages", data=body, headers=headers) as answer:
-        answer.raise_for_status()
-        await answer.read()
+async def post(connection: Connection, topic: str, body: bytes, queue: int | None = None) -> None:
+    """One batch, sent once. Raises MillpondError."""
+    await connection.call(
+        "POST", path_of("topics", topic, "messages"), body, content_type=ARROW, timeout_seconds=REQUEST_SECONDS,
+        headers=MINIMAL if queue is None else {**MINIMAL, "Millpond-Queue": str(queue)}, retry_seconds=0,
+    )  # fmt: skip
 
 
-async def fill(service: aiohttp.ClientSession, work: Iterator[tuple[str, int | None]], body: bytes) -> int:
+async def fill(connection: Connection, work: Iterator[tuple[str, int | None]], body: bytes) -> int:
     """`body` to each (topic, queue) of `work` in turn, `LANES` at once; how many requests that were."""
     sent = 0
 
     async def lane() -> None:
         nonlocal sent
         for topic, queue in work:
-            await post(service, topic, body, queue)
+            await post(connection, topic, body, queue)
             sent += 1
 
     await asyncio.gather(*(lane() for _ in range(LANES)))
@@ -82,5 +79,5 @@ async def fill_topic(url: str, topic: str, messages: int, size: int, queues: int
     per_batch = max(1, min(10_000, messages, 1_000_000 // size))
     body = stream(batch(per_batch, size))
     work = ((topic, number % queues) for number in range(max(1, messages // per_batch)))
-    async with session(url) as service:
-        return per_batch * await fill(service, work, body)
+    async with Connection(url) as connection:
+        return per_batch * await fill(connection, work, body)

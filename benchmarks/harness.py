@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from benchmarks.process import Memory, family_cpu_seconds
+from benchmarks.process import Memory, discarded, family_cpu_seconds
 from millpond.core.clock import SystemClock
 
 START_SECONDS = 60.0
@@ -140,19 +140,20 @@ async def interleaved(
 
 
 async def settled(*pids: int) -> bool:
-    """Wait until the disk has what was written so far and these processes have nothing to do; False when that took
-    too long. What a round leaves behind (dirty pages, batches to be sealed, garbage) is not the next one's bill.
+    """Wait until the disk has what was written so far and has forgotten what was unlinked, and these processes have
+    nothing to do; False when that took too long. What a round leaves behind (dirty pages, batches to be sealed,
+    garbage, blocks to be discarded) is not the next one's bill.
     """
     clock = SystemClock()
     until = clock.monotonic() + SETTLE_SECONDS
     await asyncio.to_thread(os.sync)
-    before = _cpu_seconds(pids)
+    before, forgotten = _cpu_seconds(pids), discarded()
     while clock.monotonic() < until:
         await asyncio.sleep(QUIET_SECONDS)
-        now = _cpu_seconds(pids)
-        if now - before <= QUIET_SECONDS * QUIET_SHARE * max(1, len(pids)):
+        now, gone = _cpu_seconds(pids), discarded()
+        if now - before <= QUIET_SECONDS * QUIET_SHARE * max(1, len(pids)) and gone == forgotten:
             return True
-        before = now
+        before, forgotten = now, gone
     return False
 
 

@@ -31,8 +31,7 @@ async def measure(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
             fresh.append(family_mib(service.pid))
             async with Connection(service.url) as connection:
                 topic = f"memory.{next(names)}"
-                async with filling.session(service.url) as session:
-                    await filling.create(session, [topic], setup.queues, "memory")
+                await filling.create(connection, [topic], setup.queues, "memory")
                 rate = await batched.produce(connection, topic, setup.message_bytes, seconds=setup.seconds)
                 await batched.consume(connection, topic, "g", rate.count, setup.message_bytes)
             await asyncio.sleep(CALM_SECONDS)

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 SAMPLE_SECONDS = 0.1
+DISKSTATS = Path("/proc/diskstats")
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -49,6 +50,12 @@ def family_cpu_seconds(pid: int) -> float:
 def _ticks(pid: int) -> list[int]:
     """User and kernel time, and both of the children that have ended."""
     return [int(one) for one in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:15]]
+
+
+def discarded() -> int:
+    """How many sectors all disks were told to forget so far: files that are unlinked go on for a while."""
+    fields = map(str.split, DISKSTATS.read_text().splitlines()) if DISKSTATS.exists() else ()
+    return sum(int(one[16]) for one in fields if len(one) > 16)
 
 
 class Memory:

@@ -12,12 +12,12 @@ import tempfile
 from asyncio.subprocess import Process
 from collections.abc import Callable, Iterator
 
-import aiohttp
-
 from benchmarks import filling
 from benchmarks.harness import Aim, Line, Setup, address_of
 from benchmarks.process import anonymous_mib
+from millpond.client.connection import Connection
 from millpond.core.clock import SystemClock
+from millpond.core.errors import MillpondError
 
 QUEUES_PER_TOPIC = 1_000
 KEEP_LOCAL_BYTES = 1 << 40  # nothing is recycled: the whole log is there to be opened
@@ -69,22 +69,22 @@ async def _fill(url: str, size: int, queues: int, messages: int) -> None:
         for _ in range(max(1, per_queue // 1_000))
         for number in range(queues)
     )
-    async with filling.session(url) as session:
+    async with Connection(url) as connection:
         for topic in range(-(-queues // QUEUES_PER_TOPIC)):
             here = min(QUEUES_PER_TOPIC, queues - topic * QUEUES_PER_TOPIC)
-            await filling.create(session, [f"t{topic}"], here, "memory")
-        await filling.fill(session, work, body)
+            await filling.create(connection, [f"t{topic}"], here, "memory")
+        await filling.fill(connection, work, body)
 
 
 async def _kill_under_load(process: Process, url: str, size: int) -> None:
     body = filling.stream(filling.batch(100, size))
-    async with filling.session(url) as session:
+    async with Connection(url) as connection:
 
         async def load(number: int) -> None:
             try:
                 while True:
-                    await filling.post(session, "t0", body, number)
-            except aiohttp.ClientError:
+                    await filling.post(connection, "t0", body, number)
+            except MillpondError:
                 return
 
         loads = asyncio.gather(*(load(number) for number in range(filling.LANES)))

@@ -208,8 +208,8 @@ async def _noticed(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
     rates: list[float] = []
     names = count()
     async with harness.service(setup.folder) as service:
-        async with filling.session(service.url) as session:
-            await filling.create(session, ["probe"], setup.queues, "flush")
+        async with Connection(service.url) as connection:
+            await filling.create(connection, ["probe"], setup.queues, "flush")
         for number in range(setup.rounds):
             for case, probes in found.items():
                 tell(f"produce {case}, round {number + 1} of {setup.rounds}")
@@ -234,9 +234,9 @@ async def _noticed(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
 async def _fill(url: str, topics: list[str], setup: Setup) -> None:
     """Each of `topics` with a little less than what would be sealed unasked."""
     body = filling.stream(filling.batch(BATCH_MESSAGES, setup.message_bytes))
-    async with filling.session(url) as session:
-        await filling.create(session, topics, 1, "memory")
-        await filling.fill(session, ((name, None) for name in topics for _ in range(PER_TOPIC)), body)
+    async with Connection(url) as connection:
+        await filling.create(connection, topics, 1, "memory")
+        await filling.fill(connection, ((name, None) for name in topics for _ in range(PER_TOPIC)), body)
 
 
 async def _flush(url: str, topics: list[str]) -> float:

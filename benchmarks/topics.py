@@ -13,11 +13,13 @@ from itertools import cycle, takewhile
 
 from benchmarks import filling, harness
 from benchmarks.harness import Aim, Line, Setup, interleaved
+from millpond.client.connection import Connection
+from millpond.client.topics import Durability
 from millpond.core.clock import SystemClock
 
 COUNTS = (1, 64, 1_000, 10_000)
 FEW = 16  # messages of a small request
-DURABILITY = "memory"
+DURABILITY: Durability = "memory"
 
 
 async def measure(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
@@ -25,19 +27,19 @@ async def measure(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
     size = setup.message_bytes
     large = max(1, min(10_000, 1_000_000 // size))
     clock = SystemClock()
-    async with harness.service(setup.folder) as service, filling.session(service.url) as session:
+    async with harness.service(setup.folder) as service, Connection(service.url) as connection:
         names = [f"t{number}" for number in range(max(COUNTS))]
         tell(f"making {len(names):,} topics")
-        await filling.create(session, names, 1, DURABILITY)
+        await filling.create(connection, names, 1, DURABILITY)
         first = filling.stream(filling.batch(1, size))
-        await filling.fill(session, ((name, None) for name in names), first)
+        await filling.fill(connection, ((name, None) for name in names), first)
 
         async def spread(count: int, messages: int) -> float:
             body = filling.stream(filling.batch(messages, size))
             begin = clock.monotonic()
             work = ((name, None) for name in cycle(names[:count]))
             until = takewhile(lambda _: clock.monotonic() - begin < setup.seconds, work)
-            sent = await filling.fill(session, until, body)
+            sent = await filling.fill(connection, until, body)
             return sent * messages * size / 1e6 / (clock.monotonic() - begin)
 
         found = await interleaved(

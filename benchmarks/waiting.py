@@ -17,13 +17,13 @@ from functools import partial
 from typing import cast
 from urllib.parse import urlsplit
 
-import aiohttp
 import numpy as np
 import uvloop
 
 from benchmarks import filling, harness
 from benchmarks.harness import Aim, Line, Setup
 from benchmarks.process import anonymous_mib, cpu_seconds
+from millpond.client.connection import Connection
 from millpond.core.clock import SystemClock
 
 POLLS, WAITING, TOPICS, PER_GROUP = 5_000, 100, 100, 50
@@ -37,9 +37,9 @@ async def measure(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
     """MiB and % of a core for 5,000 polls; quantiles of the time from before a produce to the poll's answer."""
     _raise_open_files()
     async with harness.service(setup.folder) as service:
-        async with filling.session(service.url) as session:
-            await filling.create(session, (f"t{number}" for number in range(TOPICS)), 1, "memory")
-            await _visited(session)
+        async with Connection(service.url) as connection:
+            await filling.create(connection, (f"t{number}" for number in range(TOPICS)), 1, "memory")
+            await _visited(connection)
         await asyncio.sleep(1.0)
         before = anonymous_mib(service.pid)
         tell(f"{POLLS:,} long polls begin over {CALM_SECONDS:.0f} s, then wait as long")
@@ -51,8 +51,8 @@ async def measure(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
         times = []
         for number in range(setup.rounds):
             tell(f"arrival to answer, {WAITING} waiting, round {number + 1} of {setup.rounds}")
-            async with filling.session(service.url) as session:
-                times.append(await _arrivals(session, number, setup))
+            async with Connection(service.url) as connection:
+                times.append(await _arrivals(connection, number, setup))
     note = f"{POLLS:,} polls of {CALM_SECONDS:.0f} s"
     return [
         Line(f"memory with {POLLS:,} long polls (RssAnon)", "MiB", [memory], note=note, aim=_at_most(300)),
@@ -85,11 +85,10 @@ def _path(topic: int) -> str:
     return f"/v1/topics/t{topic}/groups/g/messages/receive"
 
 
-async def _visited(session: aiohttp.ClientSession) -> None:
+async def _visited(connection: Connection) -> None:
     """Every group is there."""
     for topic in range(TOPICS):
-        async with session.post(_path(topic), json={"wait_ms": 0}) as answer:
-            answer.raise_for_status()
+        await connection.json("POST", _path(topic), {"wait_ms": 0})
 
 
 @asynccontextmanager
@@ -109,7 +108,7 @@ async def _polls(url: str, connections: int) -> AsyncIterator[Process]:
         await process.wait()
 
 
-async def _arrivals(session: aiohttp.ClientSession, number: int, setup: Setup) -> list[float]:
+async def _arrivals(connection: Connection, number: int, setup: Setup) -> list[float]:
     """Milliseconds from before a message is produced to the end of the answer that holds it."""
     clock = SystemClock()
     sent: dict[str, float] = {}
@@ -118,13 +117,12 @@ async def _arrivals(session: aiohttp.ClientSession, number: int, setup: Setup) -
 
     async def poll() -> None:
         while True:
-            async with session.post(group, json={"wait_ms": WAIT_MS, "lease_ms": 60_000}) as answer:
-                found = await answer.json()
+            asked = {"wait_ms": WAIT_MS, "lease_ms": 60_000}
+            found = await connection.json("POST", group, asked, timeout_seconds=2 * CALM_SECONDS)
             now = clock.monotonic()
             took.extend((now - sent.pop(one["body"])) * 1000 for one in found["messages"] if one["body"] in sent)
 
-    async with session.post(group, json={"wait_ms": 0}) as answer:
-        answer.raise_for_status()
+    await connection.json("POST", group, {"wait_ms": 0})
     polls = [asyncio.create_task(poll()) for _ in range(WAITING)]
     await asyncio.sleep(1.0)
     begin = clock.monotonic()
@@ -132,8 +130,7 @@ async def _arrivals(session: aiohttp.ClientSession, number: int, setup: Setup) -
         await asyncio.sleep(max(0.0, begin + at / PER_SECOND - clock.monotonic()))
         body = f"{number}-{at}"
         sent[body] = clock.monotonic()
-        async with session.post("/v1/topics/t0/messages", json={"messages": [{"body": body}]}) as answer:
-            answer.raise_for_status()
+        await connection.json("POST", "/v1/topics/t0/messages", {"messages": [{"body": body}]})
     await asyncio.sleep(0.5)
     for one in polls:
         one.cancel()

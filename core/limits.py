@@ -61,6 +61,7 @@ UNFLUSHED_WAIT_MS = 2_000  # .. at most so long, then 503 flush_behind
 GATHER_BYTES = 32 * MIB  # one group write; bounds its latency and memory
 QUEUE_PENDING_ROWS = 50_000  # a proxy's messages waiting for one queue's append to return; then 503 flush_behind
 COALESCE_BYTES = 64 * KIB  # batches up to here share a frame with others; larger ones are a frame of their own
+COALESCE_QUEUES = 64  # .. and so many queues with no more than that in all share a call of their store
 DUPLICATE_ROUNDS = 3  # an append is submitted at most so often, each time without the duplicates named
 PENDING_APPEND_BYTES = 128 * MIB  # accepted and not yet written, over all queues; then 503 flush_behind
 UNSETTLED_ROWS = 100_000  # per group and queue; then receive answers in_flight_full

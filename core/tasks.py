@@ -40,9 +40,12 @@ class Tasks:
         return task
 
     async def finish(self, seconds: float) -> None:
-        """Let the tasks end for so long, then `close`."""
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=seconds)
+        """Let the tasks end for so long, also those that they start meanwhile, then `close`."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
+        while self._tasks and (left := until - loop.time()) > 0:
+            await asyncio.wait(self._tasks, timeout=left)
+            await asyncio.sleep(0)  # lets `_ended` run
         await self.close()
 
     async def close(self) -> None:

@@ -1,8 +1,10 @@
-"""The coalescer: concurrent produces to one queue share one append.
+"""The coalescer: concurrent produces to one queue share one append, those to several small ones one call.
 
-    send            nothing of that queue in flight: it goes in this turn of the loop; else it waits
-    append returns  everything that has gathered goes at once: single messages and small batches in one frame,
-                    large batches, session parts and idempotent batches each in a frame of their own, one request
+    send            nothing of that queue in flight: it leaves in this turn of the loop; else it waits
+    leave           all queues of one store and durability that leave in one turn go in one call, as long as they are
+                    small; a large one goes in a call of its own
+    append returns  everything that has gathered leaves at once: single messages and small batches in one frame,
+                    large batches, session parts and idempotent batches each in a frame of their own, one call
 
 No timer: an idle queue adds no latency, a busy one fills its frames by itself. What waits is bounded; beyond the
 bound a produce is refused with `flush_behind` before anything of it is taken.
@@ -17,7 +19,8 @@ When the store names duplicates it has appended nothing; the rows that are none 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import TypeAlias
 
 from millpond.core.errors import MillpondError, Unavailable
 from millpond.core.frame import ProducerPart
@@ -26,6 +29,7 @@ from millpond.core.limits import (
     BATCH_MESSAGES,
     CALL_MS,
     COALESCE_BYTES,
+    COALESCE_QUEUES,
     GATHER_BYTES,
     PENDING_APPEND_BYTES,
     QUEUE_PENDING_ROWS,
@@ -36,16 +40,20 @@ from millpond.proxy.encode import Rows
 from millpond.proxy.frame_plan import FramePlan, Placed, PlacedSingle, WaitingBatch, WaitingSingle
 from millpond.proxy.incoming import Single
 from millpond.proxy.queue_lists import queue_ref
-from millpond.store.client import AppendRequest, StoreClient
+from millpond.store.client import AppendRequest, Durability, StoreClient
 
 CALL_MARGIN_SECONDS = 5.0  # beyond the deadline the store was given: then its answer is lost
 SINGLE_BYTES = 64  # what one message takes beside its body and key, about
 
 
+_Way: TypeAlias = tuple[StoreClient, Durability]
+"""Where an append goes, and what it is answered after: others wait for no flush."""
+
+
 class _Lane:
     """What waits for one queue while an append of it is in flight; `topic` and `queue` as last seen."""
 
-    __slots__ = ("batches", "loop", "queue", "rows", "singles", "topic")
+    __slots__ = ("batches", "loop", "queue", "rows", "singles", "size", "topic")
 
     def __init__(self, topic: TopicInfo, queue: QueueInfo) -> None:
         self.topic = topic
@@ -54,6 +62,7 @@ class _Lane:
         self.singles: list[WaitingSingle] = []
         self.batches: list[WaitingBatch] = []
         self.rows = 0
+        self.size = 0
 
 
 class Coalescer:
@@ -63,6 +72,7 @@ class Coalescer:
         self._store_of = store_of
         self._call_ms = call_ms
         self._lanes: dict[int, _Lane] = {}
+        self._leaving: dict[_Way, list[_Lane]] = {}
         self._tasks = Tasks()
         self._bytes = 0  # taken and not yet answered, over all queues
         self._closed = False
@@ -113,63 +123,120 @@ class Coalescer:
         if self._bytes + size > PENDING_APPEND_BYTES or (lane is not None and lane.rows + rows > QUEUE_PENDING_ROWS):
             raise Unavailable("flush_behind", "too many messages wait to be written; try again")
         if lane is None:
-            lane = self._lanes[queue.queue_id] = _Lane(topic, queue)
-            self._tasks.spawn(self._run(lane), "coalescer lane")
+            lane = _Lane(topic, queue)
+            self._leave(lane)
+            self._lanes[queue.queue_id] = lane
         lane.topic, lane.queue = topic, queue
         lane.rows += rows
+        lane.size += size
         self._bytes += size
         return lane
 
-    async def _run(self, lane: _Lane) -> None:
-        """Append until nothing waits; then the lane ends, without a gap in which a message could be missed."""
-        try:
-            while lane.singles or lane.batches:
-                await self._append(lane, _gather(lane))
-        finally:
-            del self._lanes[lane.queue.queue_id]
-            left: list[WaitingSingle | WaitingBatch] = [*lane.singles, *lane.batches]
-            for waiting in left:  # only when this task was ended or died
-                self._bytes -= waiting.size
-                waiting.fail(Unavailable("shutting_down", "this proxy is shutting down; nothing was written"))
+    def _leave(self, lane: _Lane) -> None:
+        """With all others that leave in this turn of the loop. Raises Unavailable: the queue's store is not known."""
+        way = self._store_of(lane.queue), lane.topic.settings.durability
+        leaving = self._leaving.get(way)
+        if leaving is not None:
+            leaving.append(lane)
+            return
+        self._tasks.spawn(self._depart(way), "coalescer")
+        self._leaving[way] = [lane]
 
-    async def _append(self, lane: _Lane, plans: list[FramePlan]) -> None:
-        """Submit until every row of every plan has its answer."""
+    async def _depart(self, way: _Way) -> None:
+        first, *others = _calls(self._leaving.pop(way))
+        for lanes in others:
+            self._tasks.spawn(self._carry(way[0], lanes), "coalescer")
+        await self._carry(way[0], first)
+
+    async def _carry(self, store: StoreClient, lanes: list[_Lane]) -> None:
+        """One call of the store; what has gathered meanwhile leaves again."""
         try:
-            for plan in plans:
-                plan.prepare()
-            open_plans = plans
-            while open_plans:
-                await self._submit(lane, open_plans)
-                open_plans = [plan for plan in open_plans if plan.open]
+            await self._append(store, lanes)
+            while lanes:
+                self._go_on(lanes[-1])
+                lanes.pop()
+        finally:
+            if lanes:  # this task was ended, or the store has a bug
+                lost = Unavailable("shutting_down", "this proxy is shutting down; nothing was written")
+                for lane in lanes:
+                    self._give_up(lane, lost)
+
+    def _go_on(self, lane: _Lane) -> None:
+        if not lane.rows:
+            del self._lanes[lane.queue.queue_id]
+            return
+        try:
+            self._leave(lane)
+        except Unavailable as error:
+            self._give_up(lane, error)
+
+    def _give_up(self, lane: _Lane, error: MillpondError) -> None:
+        """Nothing of what waits is sent."""
+        del self._lanes[lane.queue.queue_id]
+        left: list[WaitingSingle | WaitingBatch] = [*lane.singles, *lane.batches]
+        for waiting in left:
+            self._bytes -= waiting.size
+            waiting.fail(error)
+
+    async def _append(self, store: StoreClient, lanes: Iterable[_Lane]) -> None:
+        """Submit until every row of every plan has its answer."""
+        plans = [(lane, plan) for lane in lanes for plan in _gather(lane)]
+        try:
+            for _, plan in plans:
+                try:
+                    plan.prepare()
+                except MillpondError as error:  # this frame cannot be; the others can
+                    plan.fail(error)
+            while left := [(lane, plan) for lane, plan in plans if plan.open]:
+                await self._submit(store, left)
         except MillpondError as error:
-            for plan in plans:
+            for _, plan in plans:
                 plan.fail(error)
         except TimeoutError:
-            for plan in plans:
+            for _, plan in plans:
                 plan.fail(Unavailable("unknown_outcome", "the store did not answer; the messages may be written"))
         finally:
-            for plan in plans:
-                plan.fail(Unavailable("unknown_outcome", "the append was cut short; the messages may be written"))
+            for _, plan in plans:
+                if plan.open:
+                    plan.fail(Unavailable("unknown_outcome", "the append was cut short; the messages may be written"))
                 self._bytes -= plan.size
                 plan.answer()
 
-    async def _submit(self, lane: _Lane, plans: list[FramePlan]) -> None:
-        topic, queue = lane.topic, lane.queue
-        ref = queue_ref(topic, queue)
-        settings = topic.settings
+    async def _submit(self, store: StoreClient, plans: list[tuple[_Lane, FramePlan]]) -> None:
         sent, appends = [], []
-        for plan in plans:
+        for lane, plan in plans:
+            settings = lane.topic.settings
             try:
+                ref = queue_ref(lane.topic, lane.queue)
                 appends.append(plan.append(ref, settings.durability, settings.dedup_window_ms))
                 sent.append(plan)
-            except MillpondError as error:  # this frame cannot be; the others can
+            except MillpondError as error:
                 plan.fail(error)
         if not appends:
             return
         async with asyncio.timeout(self._call_ms / 1_000 + CALL_MARGIN_SECONDS):
-            result = await self._store_of(queue).append(AppendRequest(appends, self._call_ms))
+            result = await store.append(AppendRequest(appends, self._call_ms))
         for plan, outcome in zip(sent, result.outcomes, strict=True):
             plan.take(outcome)
+
+
+def _calls(lanes: list[_Lane]) -> list[list[_Lane]]:
+    """Who goes together: small ones, of no more than COALESCE_QUEUES queues and about COALESCE_BYTES in all."""
+    if len(lanes) == 1:
+        return [lanes]
+    calls: list[list[_Lane]] = []
+    shared: list[_Lane] = []
+    size = 0
+    for lane in lanes:
+        if lane.size > COALESCE_BYTES:
+            calls.append([lane])
+            continue
+        if shared and (size + lane.size > COALESCE_BYTES or len(shared) == COALESCE_QUEUES):
+            calls.append(shared)
+            shared, size = [], 0
+        shared.append(lane)
+        size += lane.size
+    return [*calls, shared] if shared else calls
 
 
 def _gather(lane: _Lane) -> list[FramePlan]:
@@ -197,6 +264,7 @@ def _gather(lane: _Lane) -> list[FramePlan]:
     del lane.batches[:taken]
     plans += [FramePlan(shared.singles, shared.batches) for shared in (plain, identified) if shared.rows]
     lane.rows -= sum(plan.rows_count for plan in plans)
+    lane.size -= sum(plan.size for plan in plans)
     return plans
 
 

@@ -55,3 +55,23 @@ async def test_finish_waits_for_what_ends_in_time() -> None:
     await finishing
     assert ends.result() is True
     assert stays.cancelled()
+
+
+async def test_finish_waits_for_what_its_tasks_start() -> None:
+    """A task that hands over to another one as it ends leaves nothing half done."""
+    tasks, hand_over, go_on = Tasks(), asyncio.Event(), asyncio.Event()
+    second: list[asyncio.Task[bool]] = []
+
+    async def first() -> None:
+        await hand_over.wait()
+        second.append(tasks.spawn(go_on.wait(), "second"))
+
+    tasks.spawn(first(), "first")
+    finishing = asyncio.create_task(tasks.finish(60))
+    await asyncio.sleep(0)
+    hand_over.set()
+    for _ in range(10):  # turns of the loop: the first has ended, and whoever waits for it alone has gone on
+        await asyncio.sleep(0)
+    go_on.set()
+    await finishing
+    assert second[0].result() is True

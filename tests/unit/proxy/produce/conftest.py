@@ -42,7 +42,7 @@ def opened(append: QueueAppend) -> Frame:
     return Frame(append, batch, unpack_sidecar(append.sidecar, append.count, append.columns))
 
 
-@dataclass
+@dataclass(eq=False)
 class ScriptedStore:
     """Counts offsets by queue from 0; `script` may answer an append itself (None: it is appended). While `gate` is not
     set, appends wait."""

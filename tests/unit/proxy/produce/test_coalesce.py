@@ -12,16 +12,18 @@ from millpond.core.clock import SystemRandom
 from millpond.core.errors import Conflict, DiskFull, ErrorInfo, MillpondError, Unavailable
 from millpond.core.frame import ProducerPart
 from millpond.core.hashing import dedup_hash
+from millpond.metadata.client import QueueInfo, TopicInfo
 from millpond.proxy.coalesce import Coalescer
 from millpond.proxy.encode import Rows, split
 from millpond.proxy.frame_plan import Placed, PlacedSingle
 from millpond.proxy.incoming import Single, gather
-from millpond.store.client import AppendOutcome, Duplicate, QueueAppend
+from millpond.store.client import AppendOutcome, Duplicate, QueueAppend, StoreClient
 
 from .conftest import ScriptedStore, topic_of
 
 TOPIC = topic_of()
 QUEUE = TOPIC.queues[0]
+WIDE = topic_of(limits.COALESCE_QUEUES + 1)
 
 
 @pytest.fixture
@@ -36,6 +38,17 @@ async def coalescer(store: ScriptedStore) -> AsyncIterator[Coalescer]:
 def one(coalescer: Coalescer, body: str, dedup_id: str | None = None) -> asyncio.Future[PlacedSingle | MillpondError]:
     hashed = None if dedup_id is None else dedup_hash(dedup_id)
     return coalescer.send_single(TOPIC, QUEUE, Single(body, dedup_id=dedup_id), 0, 0, hashed)
+
+
+def to(
+    coalescer: Coalescer, number: int, body: str, topic: TopicInfo = WIDE
+) -> asyncio.Future[PlacedSingle | MillpondError]:
+    return coalescer.send_single(topic, topic.queues[number], Single(body), 0, 0, None)
+
+
+def queues_of(store: ScriptedStore) -> list[list[int]]:
+    """The queues of each request."""
+    return [[append.queue.queue for append in request.appends] for request in store.requests]
 
 
 def rows(*bodies: str, dedup_ids: list[str | None] | None = None) -> Rows:
@@ -90,6 +103,95 @@ async def test_large_batches_and_parts_stand_alone_in_one_request(store: Scripte
     await asyncio.gather(first, large, part, small)
     assert [len(request.appends) for request in store.requests] == [1, 3]
     assert [append.parts for append in store.requests[1].appends] == [[], [ProducerPart("s", -1, 0, 0, 0, 1)], []]
+
+
+async def test_queues_that_leave_in_one_turn_share_a_call(store: ScriptedStore, coalescer: Coalescer) -> None:
+    """Each with a frame of its own; those that come while it is under way do not wait for it."""
+    store.gate.clear()
+    early = [to(coalescer, number, "a") for number in range(3)]
+    await store.arrived.wait()
+    store.arrived.clear()
+    late = [to(coalescer, number, "b") for number in (2, 3, 4)]
+    await store.arrived.wait()
+    assert queues_of(store) == [[0, 1, 2], [3, 4]]
+    store.gate.set()
+    await asyncio.gather(*early, *late)
+    assert queues_of(store)[2:] == [[2]]
+    assert [frame.bodies for frame in store.frames] == [[b"a"]] * 3 + [[b"b"]] * 3
+
+
+async def test_what_gathered_for_several_queues_leaves_in_one_call(store: ScriptedStore, coalescer: Coalescer) -> None:
+    """Once the calls that they waited for are back; it does not matter how large those were."""
+    store.gate.clear()
+    sent = [to(coalescer, number, "a") for number in range(3)]
+    sent.append(to(coalescer, 3, "x" * (limits.COALESCE_BYTES + 1)))
+    await store.arrived.wait()
+    sent += [to(coalescer, number, "b") for number in (3, 2, 0)]
+    store.gate.set()
+    await asyncio.gather(*sent)
+    assert sorted(sorted(each) for each in queues_of(store)) == [[0, 1, 2], [0, 2, 3], [3]]
+
+
+async def test_large_ones_go_in_calls_of_their_own(store: ScriptedStore, coalescer: Coalescer) -> None:
+    """So do those that would make a call larger than COALESCE_BYTES."""
+    half = "x" * (limits.COALESCE_BYTES // 2)
+    bodies = {0: "a", 1: "x" * (limits.COALESCE_BYTES + 1), 2: half, 3: half, 4: "b"}
+    await asyncio.gather(*(to(coalescer, number, body) for number, body in bodies.items()))
+    assert sorted(queues_of(store)) == [[0, 2], [1], [3, 4]]
+
+
+async def test_a_call_has_a_bounded_number_of_queues(store: ScriptedStore, coalescer: Coalescer) -> None:
+    await asyncio.gather(*(to(coalescer, number, "a") for number in range(limits.COALESCE_QUEUES + 1)))
+    assert [len(request.appends) for request in store.requests] == [limits.COALESCE_QUEUES, 1]
+
+
+async def test_nobody_waits_for_another_topics_flush(store: ScriptedStore, coalescer: Coalescer) -> None:
+    """A call is answered when all of it holds, so topics of another durability have their own."""
+    flushed = topic_of(2, durability="flush")
+    memory = topic_of(2, durability="memory")
+    await asyncio.gather(to(coalescer, 0, "a", flushed), to(coalescer, 1, "a", memory))
+    assert queues_of(store) == [[0], [1]]
+
+
+async def test_a_queues_error_is_its_own(store: ScriptedStore, coalescer: Coalescer) -> None:
+    """Also when its rows have to go once more: the others stand where they stood."""
+
+    def script(append: QueueAppend) -> AppendOutcome | None:
+        return AppendOutcome(error=ErrorInfo("disk_full", "full")) if append.queue.queue == 1 else None
+
+    store.script = script
+    fine, failed = await asyncio.gather(to(coalescer, 0, "a"), to(coalescer, 1, "a"))
+    assert isinstance(fine, PlacedSingle) and fine.offset == 0
+    assert isinstance(failed, MillpondError) and failed.code == "disk_full"
+    assert len(store.requests) == 1
+
+
+async def test_a_queue_without_a_store_is_refused_alone(store: ScriptedStore) -> None:
+    """Nothing of it is taken, and it is as new once there is one; what waits behind an append when its store goes is
+    refused, too."""
+    known = {0: store, 1: store}
+
+    def store_of(queue: QueueInfo) -> StoreClient:
+        if queue.queue not in known:
+            raise Unavailable("store_unavailable", "no such store")
+        return known[queue.queue]
+
+    coalescer = Coalescer(store_of)
+    with pytest.raises(Unavailable):
+        to(coalescer, 2, "a")
+    known[2] = store
+    assert isinstance(await to(coalescer, 2, "a"), PlacedSingle)
+    store.gate.clear()
+    store.arrived.clear()
+    first = to(coalescer, 0, "a"), to(coalescer, 1, "a")
+    await store.arrived.wait()
+    then = to(coalescer, 0, "b"), to(coalescer, 1, "b")
+    del known[0]
+    store.gate.set()
+    assert [isinstance(each, PlacedSingle) for each in await asyncio.gather(*first, *then)] == [True, True, False, True]
+    assert (await then[0]).code == "store_unavailable"
+    await coalescer.close()
+    assert coalescer.pending_bytes == 0
 
 
 async def test_messages_with_and_without_dedup_ids_never_share_a_frame(
@@ -235,6 +337,20 @@ async def test_close_waits_for_what_is_in_flight(store: ScriptedStore) -> None:
     store.gate.set()
     await closing
     assert sent.result().offset == 0
+
+
+async def test_close_waits_for_what_waits_behind_it(store: ScriptedStore) -> None:
+    """What was accepted before the close is sent, though only the call before it was under way."""
+    coalescer = Coalescer(lambda queue: store)
+    store.gate.clear()
+    sent = one(coalescer, "a")
+    await store.arrived.wait()
+    behind = one(coalescer, "b")
+    closing = asyncio.create_task(coalescer.close())
+    await asyncio.sleep(0)
+    store.gate.set()
+    await closing
+    assert (sent.result().offset, behind.result().offset) == (0, 1)
 
 
 async def test_a_store_that_never_answers(store: ScriptedStore) -> None:
