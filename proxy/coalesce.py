@@ -37,7 +37,7 @@ from millpond.core.limits import (
 from millpond.core.tasks import Tasks
 from millpond.metadata.client import QueueInfo, TopicInfo
 from millpond.proxy.encode import Rows
-from millpond.proxy.frame_plan import FramePlan, Placed, PlacedSingle, WaitingBatch, WaitingSingle
+from millpond.proxy.frame_plan import FramePlan, Placed, PlacedRun, PlacedSingle, WaitingBatch, WaitingSingle
 from millpond.proxy.incoming import Single
 from millpond.proxy.queue_lists import queue_ref
 from millpond.store.client import AppendRequest, Durability, StoreClient
@@ -104,10 +104,10 @@ class Coalescer:
 
     def send_batch(
         self, topic: TopicInfo, queue: QueueInfo, rows: Rows, part: ProducerPart | None = None, atomic: bool = False
-    ) -> asyncio.Future[Placed]:
+    ) -> asyncio.Future[Placed | PlacedRun]:
         """Answers where each row stands, or why it does not; a part and an `atomic` batch stand whole or not at all
         (but for duplicates). Too much waiting is an error of all rows: other queues' shares may be on their way."""
-        future: asyncio.Future[Placed] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Placed | PlacedRun] = asyncio.get_running_loop().create_future()
         waiting = WaitingBatch(future, rows.bytes, rows, part, atomic)
         try:
             self._lane(topic, queue, len(rows), waiting.size).batches.append(waiting)

@@ -40,14 +40,24 @@ class PlacedSingle(NamedTuple):
 @dataclass(slots=True)
 class Placed:
     """Where each row of a batch stands: offsets and store timestamps i64[n] (-1: nowhere, see `errors`; or a
-    duplicate whose place is no longer known), duplicate bool[n], errors by row. `new_from`: all are new, and stand at
-    this offset and on; else -1."""
+    duplicate whose place is no longer known), duplicate bool[n], errors by row."""
 
     offsets: Offsets
     store_ts: Offsets
     duplicate: npt.NDArray[np.bool_]
     errors: dict[int, MillpondError] = field(default_factory=dict)
-    new_from: int = -1
+
+
+class PlacedRun(NamedTuple):
+    """The usual case: all `rows` are new, and stand at `first_offset` and on."""
+
+    first_offset: int
+    store_ts: int
+    rows: int
+
+    @property
+    def errors(self) -> dict[int, MillpondError]:
+        return {}
 
 
 @dataclass(slots=True)
@@ -66,7 +76,7 @@ class WaitingSingle:
 
 @dataclass(slots=True)
 class WaitingBatch:
-    future: asyncio.Future[Placed]
+    future: asyncio.Future[Placed | PlacedRun]
     size: int
     rows: Rows
     part: ProducerPart | None
@@ -164,9 +174,7 @@ class FramePlan:
         for batch in self.batches:
             count = len(batch.rows)
             if not batch.future.done():
-                offsets = np.arange(offset, offset + count, dtype=np.int64)
-                times = np.full(count, ts, np.int64)
-                batch.future.set_result(Placed(offsets, times, np.zeros(count, bool), new_from=offset))
+                batch.future.set_result(PlacedRun(offset, ts, count))
             offset += count
 
     def _table(self) -> Placed:

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from millpond.core.errors import MillpondError
 from millpond.metadata.client import QueueInfo
-from millpond.proxy.frame_plan import Placed, PlacedSingle
+from millpond.proxy.frame_plan import Placed, PlacedRun, PlacedSingle
 from millpond.proxy.message_id import prefix
 
 
@@ -64,7 +64,7 @@ class QueuePlaced(NamedTuple):
 
     queue: QueueInfo
     rows: npt.NDArray[np.int64] | None
-    placed: Placed
+    placed: Placed | PlacedRun
 
 
 RANGES_SCHEMA = pa.schema([("queue", pa.int32()), ("first_offset", pa.int64()), ("count", pa.int32())])
@@ -101,14 +101,14 @@ def results(count: int, errors: dict[int, MillpondError], parts: Sequence[QueueP
 
 
 def _results_of(part: QueuePlaced) -> Iterable[Result]:
-    """By columns where all went well (the usual case)."""
-    offsets, queue = part.placed.offsets, part.queue
-    listed = offsets.tolist()
-    if len(offsets) and offsets.min() >= queue.spans[-1].first_offset and not part.placed.duplicate.any():
-        start = prefix(queue, listed[0])
-        ids = [f"{start}{offset}" for offset in listed]
-        return map(Result, ids, repeat(queue.queue), listed, part.placed.store_ts.tolist())
-    each = zip(listed, part.placed.store_ts.tolist(), part.placed.duplicate.tolist(), strict=True)
+    queue, placed = part.queue, part.placed
+    if isinstance(placed, PlacedRun):
+        offsets = range(placed.first_offset, placed.first_offset + placed.rows)
+        start = prefix(queue, placed.first_offset)
+        return map(
+            Result, [f"{start}{offset}" for offset in offsets], repeat(queue.queue), offsets, repeat(placed.store_ts)
+        )
+    each = zip(placed.offsets.tolist(), placed.store_ts.tolist(), placed.duplicate.tolist(), strict=True)
     return [result_of(queue, PlacedSingle(*one)) for one in each]
 
 
@@ -117,8 +117,8 @@ def ranges(parts: Sequence[QueuePlaced]) -> list[Range]:
     found: list[Range] = []
     for part in parts:
         placed = part.placed
-        if placed.new_from >= 0:
-            found.append(Range(part.queue.queue, placed.new_from, len(placed.offsets)))
+        if isinstance(placed, PlacedRun):
+            found.append(Range(part.queue.queue, placed.first_offset, placed.rows))
             continue
         good = np.ones(len(placed.offsets), bool)
         good[list(placed.errors)] = False

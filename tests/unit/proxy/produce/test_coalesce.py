@@ -15,7 +15,7 @@ from millpond.core.hashing import dedup_hash
 from millpond.metadata.client import QueueInfo, TopicInfo
 from millpond.proxy.coalesce import Coalescer
 from millpond.proxy.encode import Rows, split
-from millpond.proxy.frame_plan import Placed, PlacedSingle
+from millpond.proxy.frame_plan import Placed, PlacedRun, PlacedSingle
 from millpond.proxy.incoming import Single, gather
 from millpond.store.client import AppendOutcome, Duplicate, QueueAppend, StoreClient
 
@@ -88,7 +88,7 @@ async def test_small_batches_share_the_frame_of_singles(store: ScriptedStore, co
     await asyncio.gather(first, last, *answers)
     assert store.frames[1].batch.to_pydict() == {"key": [None, b"k", None, None], "body": [b"e", b"b", b"c", b"d"]}
     assert store.frames[1].sidecar.key_hash.astype(bool).tolist() == [False, True, False, False]
-    assert [answer.result().offsets.tolist() for answer in answers] == [[2], [3, 4]]
+    assert [answer.result() for answer in answers] == [PlacedRun(2, 1_000, 1), PlacedRun(3, 1_000, 2)]
 
 
 async def test_large_batches_and_parts_stand_alone_in_one_request(store: ScriptedStore, coalescer: Coalescer) -> None:
