@@ -133,11 +133,6 @@ class _Column:
         self._array[self.size : end] = values
         self.size = end
 
-    def append(self, value: int) -> None:
-        self._reserve(self.size + 1)
-        self._array[self.size] = value
-        self.size += 1
-
     def _reserve(self, size: int) -> None:
         if size > len(self._array):
             grown = np.empty(max(size, 2 * len(self._array)), self._array.dtype)
@@ -150,6 +145,47 @@ class _Column:
 
 
 _FRAME_COLUMNS = ("queue", "first", "count", "position", "length", "bytes", "row", "keyed")
+_FRAME_NUMBERS = {name: number for number, name in enumerate(_FRAME_COLUMNS)}
+_FRAME = struct.Struct(f"<{len(_FRAME_COLUMNS)}q")
+
+
+class _Frames:
+    """A growable table of `_FRAME_COLUMNS`. A frame is one row and one call, since every append adds one."""
+
+    __slots__ = ("_bytes", "_table", "size")
+
+    def __init__(self) -> None:
+        self._hold(np.empty((1024, len(_FRAME_COLUMNS)), np.int64))
+        self.size = 0
+
+    def append(self, *values: int) -> None:
+        self._reserve(self.size + 1)
+        _FRAME.pack_into(self._bytes, _FRAME.size * self.size, *values)
+        self.size += 1
+
+    def extend(self, columns: dict[str, Array]) -> None:
+        end = self.size + len(columns["queue"])
+        self._reserve(end)
+        for name, values in columns.items():
+            self._table[self.size : end, _FRAME_NUMBERS[name]] = values
+        self.size = end
+
+    def __getitem__(self, name: str) -> Array:
+        """One column, as a view."""
+        return self._table[: self.size, _FRAME_NUMBERS[name]]
+
+    def copied(self) -> dict[str, Array]:
+        return {name: np.array(self[name]) for name in _FRAME_COLUMNS}
+
+    def _reserve(self, size: int) -> None:
+        if size > len(self._table):
+            grown = np.empty((max(size, 2 * len(self._table)), len(_FRAME_COLUMNS)), np.int64)
+            grown[: self.size] = self._table[: self.size]
+            self._hold(grown)
+
+    def _hold(self, table: Array) -> None:
+        self._table = table
+        self._bytes = table.data.cast("B")
 
 
 class OpenIndex:
@@ -160,7 +196,7 @@ class OpenIndex:
 
     def __init__(self, base: int) -> None:
         self.base = base
-        self._frames = {name: _Column(np.int64) for name in _FRAME_COLUMNS}
+        self._frames = _Frames()
         self._tags = _Column(np.uint32)
         self._keys = _Column(np.uint32)
         self._times: list[tuple[int, int]] = []
@@ -169,7 +205,7 @@ class OpenIndex:
         self.last_ts = -1
 
     def __len__(self) -> int:
-        return self._frames["queue"].size
+        return self._frames.size
 
     def add(
         self,
@@ -182,14 +218,9 @@ class OpenIndex:
         tags: npt.NDArray[np.uint32],
         keys: npt.NDArray[np.uint32],
     ) -> None:
-        frames = self._frames
-        number = frames["queue"].size
-        keyed = int(keys.any())
-        row = self._tags.size
-        for name, value in zip(
-            _FRAME_COLUMNS, (queue_id, first, count, position, length, payload_size, row, keyed), strict=True
-        ):
-            frames[name].append(value)
+        number = self._frames.size
+        keyed = int(np.count_nonzero(keys) > 0)  # a third of what `any` takes
+        self._frames.append(queue_id, first, count, position, length, payload_size, self._tags.size, keyed)
         self._tags.extend(tags)
         self._keys.extend(keys)
         firsts, numbers = self._by_queue.setdefault(queue_id, ([], []))
@@ -226,7 +257,7 @@ class OpenIndex:
         while 0 <= at < len(firsts) and got < most:
             number = numbers[at]
             skip = offset + got - firsts[at]
-            count = int(frames["count"].values[number])
+            count = int(frames["count"][number])
             if not 0 <= skip < count:
                 break
             take = min(count - skip, most - got)
@@ -250,11 +281,11 @@ class OpenIndex:
         next_offset, last = offset, offset + most
         while 0 <= at < len(firsts) and next_offset < last:
             number = numbers[at]
-            frame_end = firsts[at] + int(frames["count"].values[number])
+            frame_end = firsts[at] + int(frames["count"][number])
             if not firsts[at] <= next_offset < frame_end:
                 break
             end = min(frame_end, last)
-            spot = int(frames["position"].values[number]), int(frames["length"].values[number]), next_offset, end
+            spot = int(frames["position"][number]), int(frames["length"][number]), next_offset, end
             found.append(spot)
             next_offset = end
             at += 1
@@ -262,17 +293,17 @@ class OpenIndex:
 
     def _frame_entries(self, number: int, skip: int, take: int) -> npt.NDArray[np.void]:
         frames = self._frames
-        row = int(frames["row"].values[number]) + skip
+        row = int(frames["row"][number]) + skip
         out = np.empty(take, ENTRY)
-        out["position"] = frames["position"].values[number]
-        out["length"] = frames["length"].values[number]
+        out["position"] = frames["position"][number]
+        out["length"] = frames["length"][number]
         out["tag_hash"] = self._tags.values[row : row + take]
         out["key_hash"] = self._keys.values[row : row + take]
         return out
 
     def column(self, name: str) -> npt.NDArray[np.int64]:
         """One of `queue`, `first`, `count`, `bytes`: a value for each frame."""
-        values: npt.NDArray[np.int64] = self._frames[name].values
+        values: npt.NDArray[np.int64] = self._frames[name]
         return values
 
     def runs_of(self, queue_id: int) -> list[tuple[int, int]]:
@@ -280,7 +311,7 @@ class OpenIndex:
         known = self._by_queue.get(queue_id)
         runs: list[tuple[int, int]] = []
         if known is not None:
-            counts = self._frames["count"].values
+            counts = self._frames["count"]
             for first, number in zip(*known, strict=True):
                 end = first + int(counts[number])
                 if runs and runs[-1][1] == first:
@@ -294,7 +325,7 @@ class OpenIndex:
         known = self._by_queue.get(queue_id)
         if known is None:
             return []
-        counts, sizes = self._frames["count"].values, self._frames["bytes"].values
+        counts, sizes = self._frames["count"], self._frames["bytes"]
         return [(first, int(counts[number]), int(sizes[number])) for first, number in zip(*known, strict=True)]
 
     def key_positions(self, queue_ids: set[int], key_hash: int) -> list[tuple[int, int]]:
@@ -303,16 +334,16 @@ class OpenIndex:
         if not len(rows):
             return []
         frames = self._frames
-        numbers = np.unique(np.searchsorted(frames["row"].values, rows, "right") - 1)
+        numbers = np.unique(np.searchsorted(frames["row"], rows, "right") - 1)
         return [
-            (int(frames["position"].values[number]), int(frames["length"].values[number]))
+            (int(frames["position"][number]), int(frames["length"][number]))
             for number in numbers
-            if int(frames["queue"].values[number]) in queue_ids
+            if int(frames["queue"][number]) in queue_ids
         ]
 
     def close(self) -> list[bytes]:
         """The `.idx` file of this segment. Does not read or change what readers use: may run in a thread."""
-        frames = {name: np.array(column.values) for name, column in self._frames.items()}
+        frames = self._frames.copied()
         tags, keys = np.array(self._tags.values), np.array(self._keys.values)
         order = np.lexsort((frames["position"], frames["first"], frames["queue"]))
         order = _without_repeats(frames, order)
@@ -329,7 +360,7 @@ class OpenIndex:
 
     def snapshot(self) -> dict[str, pa.Table]:
         """All columns, copied."""
-        frames = {name: pa.array(np.array(column.values)) for name, column in self._frames.items()}
+        frames = {name: pa.array(values) for name, values in self._frames.copied().items()}
         times = self.times
         return {
             "index.frames": pa.table(frames),
@@ -343,8 +374,7 @@ class OpenIndex:
         index = OpenIndex(base)
         frames = tables["index.frames"]
         columns = {name: frames[name].to_numpy() for name in _FRAME_COLUMNS}
-        for name, values in columns.items():
-            index._frames[name].extend(values)
+        index._frames.extend(columns)
         index._tags.extend(tables["index.hashes"]["tag"].to_numpy())
         index._keys.extend(tables["index.hashes"]["key"].to_numpy())
         times = tables["index.times"]
