@@ -8,7 +8,7 @@ one reader reads it without a group: the limit of the drain.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from itertools import count
 
 from benchmarks import filling, harness, probe
@@ -38,23 +38,24 @@ async def measure(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
         begin = clock.monotonic()
         filled = await filling.fill_topic(loaded.url, TOPIC, setup.backlog, BODY_BYTES, QUEUES)
         tell(f"filled in {clock.monotonic() - begin:.1f} s")
-        await _quiet(loaded.url)
-        lines = await _probes(setup, tell, {"empty": empty.url, f"{filled:,} behind": loaded.url})
-        return lines + await _drains(loaded.url, setup, tell, min(filled, DRAINED))
+        async with Connection(loaded.url) as connection:
+            await Topics(connection).flush(TOPIC)
+
+        async def settle() -> bool:
+            return await harness.settled(empty.pid, loaded.pid)
+
+        lines = await _probes(setup, tell, {"empty": empty.url, f"{filled:,} behind": loaded.url}, settle)
+        return lines + await _drains(loaded.url, setup, tell, min(filled, DRAINED), settle)
 
 
-async def _quiet(url: str) -> None:
-    """Until what the filling left to do is done: everything sealed that is due, indexes written."""
-    async with Connection(url) as connection:
-        await Topics(connection).flush(TOPIC)
-    await asyncio.sleep(1.0)
-
-
-async def _probes(setup: Setup, tell: Callable[[str], None], urls: Mapping[str, str]) -> list[Line]:
+async def _probes(
+    setup: Setup, tell: Callable[[str], None], urls: Mapping[str, str], settle: Callable[[], Awaitable[bool]]
+) -> list[Line]:
     found: dict[str, list[Probe]] = {name: [] for name in urls}
     for number in range(setup.rounds):
         for name, url in urls.items():
             tell(f"probe, {name}, round {number + 1} of {setup.rounds}")
+            await settle()
             found[name].append(await probe.steady(url, TOPIC, setup.seconds, setup.per_second, BODY_BYTES, "tail"))
     first = next(iter(urls))
     return [
@@ -69,7 +70,9 @@ async def _probes(setup: Setup, tell: Callable[[str], None], urls: Mapping[str, 
     ]  # fmt: skip
 
 
-async def _drains(url: str, setup: Setup, tell: Callable[[str], None], messages: int) -> list[Line]:
+async def _drains(
+    url: str, setup: Setup, tell: Callable[[str], None], messages: int, settle: Callable[[], Awaitable[bool]]
+) -> list[Line]:
     groups = count()
 
     async def drain() -> float:
@@ -78,7 +81,7 @@ async def _drains(url: str, setup: Setup, tell: Callable[[str], None], messages:
             return (await batched.consume(connection, TOPIC, group, messages, BODY_BYTES)).per_second
 
     runs = {"drain by a group": drain, "direct read": lambda: _read(url, messages)}
-    found = await harness.interleaved(setup.rounds, runs, tell)
+    found = await harness.interleaved(setup.rounds, runs, tell, settle)
     return [
         Line(
             name,

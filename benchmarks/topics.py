@@ -2,7 +2,8 @@
 
 Topics have one queue. One process posts ready Arrow batches of a fixed size to the topics in turn, eight requests at
 once, so the client does the same work however many topics there are; a request is 1 MB, or 16 messages. All topics are
-written to once before it is measured.
+written to once before it is measured, and each round begins when the service has nothing left to do: what is sealed
+of large requests is not the bill of small ones.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ async def measure(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
             setup.rounds,
             {_name(count, messages): partial(spread, count, messages) for messages in (large, FEW) for count in COUNTS},
             tell,
+            lambda: harness.settled(service.pid),
         )
     return [
         Line(

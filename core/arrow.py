@@ -119,14 +119,11 @@ def _malformed(why: str) -> BadRequest:
 
 
 def _scan(data: bytes | memoryview) -> Scanned:
-    frames = _frames(data)
-    first = next(frames, None)
-    if first is None or first.kind != _SCHEMA:
-        raise _Broken("it does not begin with a schema")
-    schema_message = bytes(data[first.start : first.end])
-    schema = _schema(schema_message, first) if len(schema_message) > _KNOWN_BYTES else _known_schema(schema_message)
+    _, metadata_bytes = _PREFIX.unpack_from(data, 0)
+    schema_message = bytes(data[: _PREFIX.size + max(0, min(metadata_bytes, ARROW_METADATA_BYTES))])
+    schema = _schema(schema_message) if len(schema_message) > _KNOWN_BYTES else _known_schema(schema_message)
     messages: list[BatchMessage] = []
-    for frame in frames:
+    for frame in _frames(data, len(schema_message)):
         if len(messages) == ARROW_BATCHES:
             raise TooLarge("batch_too_large", f"more than {ARROW_BATCHES} record batches", limit=ARROW_BATCHES)
         messages.append(_batch(data, frame))
@@ -147,8 +144,7 @@ class _Frame(NamedTuple):
     end: int
 
 
-def _frames(data: bytes | memoryview) -> Iterator[_Frame]:
-    at = 0
+def _frames(data: bytes | memoryview, at: int = 0) -> Iterator[_Frame]:
     while at < len(data):
         continuation, metadata_bytes = _PREFIX.unpack_from(data, at)
         if continuation != _CONTINUATION:
@@ -174,12 +170,15 @@ def _frames(data: bytes | memoryview) -> Iterator[_Frame]:
 @lru_cache(_KNOWN_SCHEMAS)
 def _known_schema(message: bytes) -> pa.Schema:
     """Producers say the same schema each time."""
-    return _schema(message, next(_frames(message)))
+    return _schema(message)
 
 
-def _schema(message: bytes, frame: _Frame) -> pa.Schema:
-    if frame.end != frame.body or frame.header.short(0) != 0:
-        raise _Broken("its schema is big-endian or has a body")
+def _schema(message: bytes) -> pa.Schema:
+    frame = next(_frames(message), None)
+    if frame is None or frame.kind != _SCHEMA:
+        raise _Broken("it does not begin with a schema")
+    if frame.header.short(0) != 0:
+        raise _Broken("its schema is big-endian")
     try:
         schema = pa.ipc.read_schema(pa.py_buffer(message))
         _ = schema.names, [str(type_) for type_ in schema.types]  # raises when a name in it is not UTF-8
@@ -231,37 +230,41 @@ _UINT, _INT, _LONG, _SHORT, _USHORT = (struct.Struct("<" + code) for code in "Ii
 _PAIR = struct.Struct("<qq")
 
 
-class _Table:
-    """A flatbuffer table at `at`: fields by slot, a missing one is 0. Every access stays inside `data`."""
+_FIELDS = [struct.Struct(f"<{slots}H") for slots in range(8)]  # no table here has more fields that matter
 
-    __slots__ = ("_at", "_data", "_slots", "_vtable")
+
+class _Table:
+    """A flatbuffer table at `at`: fields by slot, a missing one is 0. Every access stays inside `data`: all offsets but
+    the way back to the vtable go forward, and struct refuses what ends behind it."""
+
+    __slots__ = ("_at", "_data", "_fields")
 
     def __init__(self, data: bytes, at: int) -> None:
         self._data = data
         self._at = at
-        self._vtable = at - self._read(_INT, at)
-        self._slots = (self._read(_USHORT, self._vtable) - 4) // 2
-
-    def _read(self, what: struct.Struct, at: int) -> int:
-        if not 0 <= at <= len(self._data) - what.size:
+        vtable = at - _INT.unpack_from(data, at)[0]
+        if vtable < 0:
             raise _Broken("its metadata points outside itself")
-        value: int = what.unpack_from(self._data, at)[0]
-        return value
+        slots = (_USHORT.unpack_from(data, vtable)[0] - 4) // 2
+        self._fields = _FIELDS[max(0, min(slots, len(_FIELDS) - 1))].unpack_from(data, vtable + 4)
 
     def _field(self, slot: int) -> int:
         """Where the field stands; 0 when it is missing (no field can stand at 0)."""
-        if slot >= self._slots:
+        fields = self._fields
+        if slot >= len(fields):
             return 0
-        offset = self._read(_USHORT, self._vtable + 4 + 2 * slot)
+        offset: int = fields[slot]
         return self._at + offset if offset else 0
 
     def long(self, slot: int) -> int:
         at = self._field(slot)
-        return self._read(_LONG, at) if at else 0
+        value: int = _LONG.unpack_from(self._data, at)[0] if at else 0
+        return value
 
     def short(self, slot: int) -> int:
         at = self._field(slot)
-        return self._read(_SHORT, at) if at else 0
+        value: int = _SHORT.unpack_from(self._data, at)[0] if at else 0
+        return value
 
     def byte(self, slot: int) -> int:
         at = self._field(slot)
@@ -271,7 +274,7 @@ class _Table:
 
     def optional_table(self, slot: int) -> _Table | None:
         at = self._field(slot)
-        return _Table(self._data, at + self._read(_UINT, at)) if at else None
+        return _Table(self._data, at + _UINT.unpack_from(self._data, at)[0]) if at else None
 
     def table(self, slot: int) -> _Table:
         table = self.optional_table(slot)
@@ -284,8 +287,8 @@ class _Table:
         at = self._field(slot)
         if not at:
             return []
-        at += self._read(_UINT, at)
-        count = self._read(_UINT, at)
+        at += _UINT.unpack_from(self._data, at)[0]
+        count: int = _UINT.unpack_from(self._data, at)[0]
         if count > _BUFFERS or at + 4 + count * _PAIR.size > len(self._data):
             raise _Broken("its metadata lists too much")
         return list(_PAIR.iter_unpack(self._data[at + 4 : at + 4 + count * _PAIR.size]))

@@ -29,6 +29,7 @@ from millpond.core.limits import (
     BATCH_MESSAGES,
     CALL_MS,
     COALESCE_BYTES,
+    COALESCE_CALL_BYTES,
     COALESCE_QUEUES,
     GATHER_BYTES,
     PENDING_APPEND_BYTES,
@@ -221,7 +222,7 @@ class Coalescer:
 
 
 def _calls(lanes: list[_Lane]) -> list[list[_Lane]]:
-    """Who goes together: small ones, of no more than COALESCE_QUEUES queues and about COALESCE_BYTES in all."""
+    """Who goes together: small ones, no more than COALESCE_QUEUES and COALESCE_CALL_BYTES of them."""
     if len(lanes) == 1:
         return [lanes]
     calls: list[list[_Lane]] = []
@@ -231,7 +232,7 @@ def _calls(lanes: list[_Lane]) -> list[list[_Lane]]:
         if lane.size > COALESCE_BYTES:
             calls.append([lane])
             continue
-        if shared and (size + lane.size > COALESCE_BYTES or len(shared) == COALESCE_QUEUES):
+        if shared and (size + lane.size > COALESCE_CALL_BYTES or len(shared) == COALESCE_QUEUES):
             calls.append(shared)
             shared, size = [], 0
         shared.append(lane)
@@ -244,9 +245,13 @@ def _gather(lane: _Lane) -> list[FramePlan]:
 
     Rows with dedup ids share a frame among themselves only: each row of such a frame takes room in the window.
     """
+    if len(lane.batches) == 1 and not lane.singles:  # the usual case of a queue that had nothing in flight
+        plans, lane.batches = [FramePlan([], lane.batches)], []
+        lane.rows = lane.size = 0
+        return plans
     plain, identified = _Shared(), _Shared()
     _take_singles(lane, plain, identified)
-    plans: list[FramePlan] = []
+    plans = []
     size = plain.size + identified.size
     taken = 0
     for waiting in lane.batches:

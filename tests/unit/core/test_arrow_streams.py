@@ -100,8 +100,43 @@ def test_rows_and_batches_are_counted_before_decoding() -> None:
         scan(stream(*[BATCH.slice(0, 1)] * (limits.ARROW_BATCHES + 1)))
 
 
-def test_big_endian_and_old_metadata_are_refused() -> None:
-    """Foreign byte order would make the log's bytes unreadable; metadata V4 is not written by anyone now."""
+def _schema_table(data: bytearray) -> int:
+    """Where the schema's flatbuffer table stands: behind the prefix, the message's `header` field leads there."""
+    message = 8 + int.from_bytes(data[8:12], "little")
+    header = message + _slots(data, message)[2]
+    return header + int.from_bytes(data[header : header + 4], "little")
+
+
+def _slots(data: bytearray, table: int) -> list[int]:
+    vtable = table - int.from_bytes(data[table : table + 4], "little", signed=True)
+    size = int.from_bytes(data[vtable : vtable + 2], "little")
+    return [int.from_bytes(data[at : at + 2], "little") for at in range(vtable + 4, vtable + size, 2)]
+
+
+def test_a_foreign_byte_order_is_refused() -> None:
+    """It would make the log's bytes unreadable. pyarrow writes none, so the field is made to point at another one."""
+    data = bytearray(stream(BATCH))
+    table = _schema_table(data)
+    vtable = table - int.from_bytes(data[table : table + 4], "little", signed=True)
+    assert _slots(data, table)[0] == 0, "little-endian is the default, and left out"
+    data[vtable + 4 : vtable + 6] = data[vtable + 6 : vtable + 8]
+    with pytest.raises(BadRequest, match="big-endian"):
+        scan(bytes(data))
+
+
+def test_a_table_that_points_outside_is_malformed() -> None:
+    """Before the metadata, where Python would count from its end, and behind it."""
+    for away in (2**20, -(2**20)):
+        data = bytearray(stream(BATCH))
+        table = _schema_table(data)
+        data[table : table + 4] = away.to_bytes(4, "little", signed=True)
+        with pytest.raises(BadRequest) as caught:
+            scan(bytes(data))
+        assert caught.value.code == "malformed_body"
+
+
+def test_old_metadata_is_refused() -> None:
+    """V4 is not written by anyone now."""
     old = pa.ipc.IpcWriteOptions(metadata_version=pa.ipc.MetadataVersion.V4)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, BATCH.schema, options=old) as writer:
@@ -119,6 +154,8 @@ def test_not_an_arrow_stream() -> None:
         with pytest.raises(BadRequest) as caught:
             scan(data)
         assert caught.value.code == "malformed_body"
+    with pytest.raises(BadRequest, match="does not begin with a schema"):
+        scan(pa.record_batch({"body": pa.nulls(1)}).serialize().to_pybytes())
 
 
 def test_utf8_is_validated() -> None:

@@ -13,7 +13,7 @@ from millpond.core.errors import Conflict, DiskFull, ErrorInfo, MillpondError, U
 from millpond.core.frame import ProducerPart
 from millpond.core.hashing import dedup_hash
 from millpond.metadata.client import QueueInfo, TopicInfo
-from millpond.proxy.coalesce import Coalescer
+from millpond.proxy.coalesce import SINGLE_BYTES, Coalescer
 from millpond.proxy.encode import Rows, split
 from millpond.proxy.frame_plan import Placed, PlacedRun, PlacedSingle
 from millpond.proxy.incoming import Single, gather
@@ -124,20 +124,22 @@ async def test_what_gathered_for_several_queues_leaves_in_one_call(store: Script
     """Once the calls that they waited for are back; it does not matter how large those were."""
     store.gate.clear()
     sent = [to(coalescer, number, "a") for number in range(3)]
-    sent.append(to(coalescer, 3, "x" * (limits.COALESCE_BYTES + 1)))
+    body = "x" * (limits.COALESCE_BYTES + 1)
+    large = coalescer.send_batch(WIDE, WIDE.queues[3], rows(body)), to(coalescer, 4, body)
     await store.arrived.wait()
-    sent += [to(coalescer, number, "b") for number in (3, 2, 0)]
+    sent += [to(coalescer, number, "b") for number in (3, 4, 2, 0)]
     store.gate.set()
-    await asyncio.gather(*sent)
-    assert sorted(sorted(each) for each in queues_of(store)) == [[0, 1, 2], [0, 2, 3], [3]]
+    await asyncio.gather(*large, *sent)
+    assert sorted(sorted(each) for each in queues_of(store)) == [[0, 1, 2], [0, 2, 3, 4], [3], [4]]
 
 
 async def test_large_ones_go_in_calls_of_their_own(store: ScriptedStore, coalescer: Coalescer) -> None:
-    """So do those that would make a call larger than COALESCE_BYTES."""
-    half = "x" * (limits.COALESCE_BYTES // 2)
-    bodies = {0: "a", 1: "x" * (limits.COALESCE_BYTES + 1), 2: half, 3: half, 4: "b"}
-    await asyncio.gather(*(to(coalescer, number, body) for number, body in bodies.items()))
-    assert sorted(queues_of(store)) == [[0, 2], [1], [3, 4]]
+    """Small ones go together up to COALESCE_CALL_BYTES."""
+    small = "x" * (limits.COALESCE_BYTES - SINGLE_BYTES)
+    fitting = limits.COALESCE_CALL_BYTES // limits.COALESCE_BYTES - 1  # beside the first
+    bodies = ["a", "x" * limits.COALESCE_BYTES, *[small] * (fitting + 1)]
+    await asyncio.gather(*(to(coalescer, number, body) for number, body in enumerate(bodies)))
+    assert sorted(queues_of(store)) == [[0, *range(2, fitting + 2)], [1], [fitting + 2]]
 
 
 async def test_a_call_has_a_bounded_number_of_queues(store: ScriptedStore, coalescer: Coalescer) -> None:
