@@ -78,7 +78,9 @@ class Appends:
     async def _one(self, append: QueueAppend, deadline_ms: int) -> _Settled:
         try:
             sidecar = self._check(append)
-            await self._wait_for_room(append, deadline_ms)
+            size = len(append.sidecar) + len(append.payload) + _PARTS_BYTES * len(append.parts)
+            if not (self._writer.has_room and self._tail.has_room(size)):
+                await self._wait_for_room(size, deadline_ms)
             return self._place(append, sidecar)
         except MillpondError as error:
             return _Settled(AppendOutcome(error=error.info()), 0, False)
@@ -95,11 +97,10 @@ class Appends:
         except ValueError as error:
             raise BadRequest("malformed_body", f"sidecar: {error}") from error
 
-    async def _wait_for_room(self, append: QueueAppend, deadline_ms: int) -> None:
-        """Until this frame may be appended. Raises DiskFull, Unavailable(flush_behind)."""
+    async def _wait_for_room(self, size: int, deadline_ms: int) -> None:
+        """Until a frame of this size may be appended. Raises DiskFull, Unavailable(flush_behind)."""
         seconds = min(UNFLUSHED_WAIT_MS, deadline_ms) / 1000
         await self._writer.room(seconds)
-        size = len(append.sidecar) + len(append.payload) + _PARTS_BYTES * len(append.parts)
         while not self._tail.has_room(size):
             if self._housekeeping.disk_full:
                 raise DiskFull("disk_full", "the store's disk is full: messages are refused until there is room")

@@ -13,7 +13,7 @@ everything that waits on it fails, and its owner restarts the store through reco
 from __future__ import annotations
 
 import asyncio
-from bisect import insort
+from bisect import bisect_right
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 
@@ -32,37 +32,32 @@ _MARK = Draft(MARK, 0, 0, 0, 0, 0, 0, b"", b"", 0, 0)
 
 
 class Waiters:
-    """Futures that wait for a position; `reach` resolves all at or below it."""
+    """Who waits for which position: a future each, so that one who leaves takes nothing from the others. `reach`
+    resolves all at or below a position."""
 
     def __init__(self) -> None:
-        self._positions: list[int] = []
-        self._futures: dict[int, asyncio.Future[None]] = {}
+        self._positions: list[int] = []  # ascending, as they mostly come
+        self._futures: list[asyncio.Future[None]] = []
 
     def __bool__(self) -> bool:
         return bool(self._positions)
 
     def wait(self, position: int) -> asyncio.Future[None]:
-        future = self._futures.get(position)
-        if future is None:
-            future = asyncio.get_running_loop().create_future()
-            self._futures[position] = future
-            insort(self._positions, position)
+        future = asyncio.get_running_loop().create_future()
+        at = bisect_right(self._positions, position)
+        self._positions.insert(at, position)
+        self._futures.insert(at, future)
         return future
 
     def reach(self, position: int) -> None:
-        count = 0
-        for waited in self._positions:
-            if waited > position:
-                break
-            count += 1
-            future = self._futures.pop(waited)
+        count = bisect_right(self._positions, position)
+        for future in self._futures[:count]:
             if not future.done():
                 future.set_result(None)
-        if count:
-            del self._positions[:count]
+        del self._positions[:count], self._futures[:count]
 
     def fail(self, error: Exception) -> None:
-        for future in self._futures.values():
+        for future in self._futures:
             if not future.done():
                 future.set_exception(error)
                 future.exception()  # a future that nobody awaits any more must not complain
@@ -119,7 +114,7 @@ class Writer:
         """Until everything below `position` was handed to the kernel. Raises Unavailable(unknown_outcome)."""
         self._check("unknown_outcome")
         if self._log.written < position:
-            await asyncio.shield(self._written.wait(position))
+            await self._written.wait(position)
 
     async def flushed(self, position: int, *, make_way: bool = False) -> None:
         """Until everything below `position` is on the disk; with `make_way` readers of old messages make way for such
@@ -129,7 +124,7 @@ class Writer:
             if make_way:
                 self.awaiting.awaited()
             self._flush_awaited.set()
-            await asyncio.shield(self._flushed.wait(position))
+            await self._flushed.wait(position)
 
     def hurry(self) -> None:
         """Somebody waits to read what stands at the tail now: do not put its flush off."""
@@ -137,14 +132,19 @@ class Writer:
         self.awaiting.awaited()
         self._flush_awaited.set()
 
+    @property
+    def has_room(self) -> bool:
+        """Whether less than UNFLUSHED_BYTES wait to be flushed."""
+        return self._failed is None and self._log.tail - self._log.flushed < UNFLUSHED_BYTES
+
     async def room(self, seconds: float) -> None:
-        """Until less than UNFLUSHED_BYTES wait to be flushed. Raises Unavailable(flush_behind)."""
+        """Until it `has_room`. Raises Unavailable(flush_behind; store_unavailable when the store has stopped)."""
         self._check()
-        if self._log.tail - self._log.flushed < UNFLUSHED_BYTES:
+        if self.has_room:
             return
         try:
             async with asyncio.timeout(seconds):
-                while self._log.tail - self._log.flushed >= UNFLUSHED_BYTES:
+                while not self.has_room:
                     self._flushed_some.clear()
                     await self._flushed_some.wait()
                     self._check()

@@ -16,14 +16,17 @@ from millpond.store.local import LocalStore
 
 
 class WatchedDisk(MemoryDisk):
-    """Asks before each sync whether it is announced."""
+    """Asks before each sync whether it is announced, and waits for `go_on`."""
 
     def __init__(self) -> None:
         super().__init__()
         self.flushes: Flushes | None = None
         self.announced: list[bool] = []
+        self.go_on = threading.Event()
+        self.go_on.set()
 
     def before_sync(self) -> None:
+        assert self.go_on.wait(30)
         if self.flushes is not None:
             self.announced.append(not self.flushes._none.is_set())
         super().before_sync()
@@ -107,3 +110,20 @@ async def test_producers_make_readers_give_way_and_acks_do_not(store: LocalStore
     assert not store.engine.writer.awaiting.lately()
     await append(store, messages([b"x"]))
     assert store.engine.writer.awaiting.lately()
+
+
+async def test_a_disk_that_is_behind_holds_messages_back(
+    store: LocalStore, disk: WatchedDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is unflushed is bounded: the next append waits for a flush, and is refused whole when none comes in time."""
+    monkeypatch.setattr("millpond.store.writer.UNFLUSHED_BYTES", 1_000)
+    await store.engine.writer.flushed(store.engine.log.tail)
+    disk.go_on.clear()
+    await append(store, messages([b"x" * 2_000], durability="memory"))
+    with monkeypatch.context() as patch:
+        patch.setattr("millpond.store.append.UNFLUSHED_WAIT_MS", 10)
+        refused = (await append(store, messages([b"refused"], durability="memory"))).outcomes[0]
+    assert refused.error is not None and refused.error.code == "flush_behind"
+    waiting = asyncio.create_task(append(store, messages([b"waits"], durability="memory")))
+    disk.go_on.set()
+    assert (await waiting).outcomes[0].first_offset == 1
