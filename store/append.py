@@ -60,8 +60,9 @@ class Appends:
         if self._accepted_bytes and self._accepted_bytes + size > PENDING_APPEND_BYTES:
             raise Unavailable("flush_behind", "too many bytes wait to be written")
         self._accepted_bytes += size
+        until = asyncio.get_running_loop().time() + min(UNFLUSHED_WAIT_MS, request.deadline_ms) / 1000
         try:
-            settled = [await self._one(append, request.deadline_ms) for append in request.appends]
+            settled = [await self._one(append, until) for append in request.appends]
             await self._durable(settled)
         finally:
             self._accepted_bytes -= size
@@ -75,12 +76,12 @@ class Appends:
         if flush:
             await self._writer.flushed(flush, make_way=True)
 
-    async def _one(self, append: QueueAppend, deadline_ms: int) -> _Settled:
+    async def _one(self, append: QueueAppend, until: float) -> _Settled:
         try:
             sidecar = self._check(append)
             size = len(append.sidecar) + len(append.payload) + _PARTS_BYTES * len(append.parts)
             if not (self._writer.has_room and self._tail.has_room(size)):
-                await self._wait_for_room(size, deadline_ms)
+                await self._wait_for_room(size, until)
             return self._place(append, sidecar)
         except MillpondError as error:
             return _Settled(AppendOutcome(error=error.info()), 0, False)
@@ -97,15 +98,15 @@ class Appends:
         except ValueError as error:
             raise BadRequest("malformed_body", f"sidecar: {error}") from error
 
-    async def _wait_for_room(self, size: int, deadline_ms: int) -> None:
-        """Until a frame of this size may be appended. Raises DiskFull, Unavailable(flush_behind)."""
-        seconds = min(UNFLUSHED_WAIT_MS, deadline_ms) / 1000
-        await self._writer.room(seconds)
+    async def _wait_for_room(self, size: int, until: float) -> None:
+        """Until a frame of this size may be appended, which all appends of a request wait for together. Raises
+        DiskFull, Unavailable(flush_behind)."""
+        await self._writer.room(until)
         while not self._tail.has_room(size):
             if self._housekeeping.disk_full:
                 raise DiskFull("disk_full", "the store's disk is full: messages are refused until there is room")
             try:
-                async with asyncio.timeout(seconds):
+                async with asyncio.timeout_at(until):
                     await self._housekeeping.segment_ready()
             except TimeoutError:
                 raise Unavailable("flush_behind", "the next log segment is not ready yet") from None

@@ -137,13 +137,14 @@ class Writer:
         """Whether less than UNFLUSHED_BYTES wait to be flushed."""
         return self._failed is None and self._log.tail - self._log.flushed < UNFLUSHED_BYTES
 
-    async def room(self, seconds: float) -> None:
-        """Until it `has_room`. Raises Unavailable(flush_behind; store_unavailable when the store has stopped)."""
+    async def room(self, until: float) -> None:
+        """Until it `has_room`, for as long as until then, in the loop's seconds. Raises Unavailable (flush_behind;
+        store_unavailable when the store has stopped)."""
         self._check()
         if self.has_room:
             return
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout_at(until):
                 while not self.has_room:
                     self._flushed_some.clear()
                     await self._flushed_some.wait()

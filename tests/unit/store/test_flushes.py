@@ -11,6 +11,7 @@ import pytest
 from support.disks import MemoryDisk
 from support.stores import StoreMetadata, append, messages, open_store, queue
 
+from millpond.store.client import AppendRequest
 from millpond.store.flushes import Flushes
 from millpond.store.local import LocalStore
 
@@ -127,3 +128,18 @@ async def test_a_disk_that_is_behind_holds_messages_back(
     waiting = asyncio.create_task(append(store, messages([b"waits"], durability="memory")))
     disk.go_on.set()
     assert (await waiting).outcomes[0].first_offset == 1
+
+
+async def test_appends_of_one_call_wait_together(
+    store: LocalStore, disk: WatchedDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One after another they would outlast the call, and nobody would know what became of them."""
+    monkeypatch.setattr("millpond.store.writer.UNFLUSHED_BYTES", 1_000)
+    monkeypatch.setattr("millpond.store.append.UNFLUSHED_WAIT_MS", 100)
+    await store.engine.writer.flushed(store.engine.log.tail)
+    disk.go_on.clear()
+    await append(store, messages([b"x" * 2_000], durability="memory"))
+    many = [messages([b"refused"], number=number, durability="memory") for number in range(50)]
+    outcomes = (await store.append(AppendRequest(many, 2_000))).outcomes
+    assert [outcome.error.code for outcome in outcomes if outcome.error is not None] == ["flush_behind"] * 50
+    disk.go_on.set()
