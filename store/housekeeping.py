@@ -69,7 +69,8 @@ class Housekeeping:
     # -- segments ------------------------------------------------------------------------------------------
 
     async def segment_ready(self) -> None:
-        """Until another segment is ready; the caller looks again, and bounds the wait."""
+        """Until another segment is ready, or the disk is found to be full; the caller looks again, and bounds the
+        wait."""
         self._ready.clear()
         self.demand_segment()
         await self._ready.wait()
@@ -157,6 +158,7 @@ class Housekeeping:
                 if not self.disk_full:
                     _log.warning("the disk is full: messages are refused once the open segment is")
                 self.disk_full = True
+                self._ready.set()  # who waits for the segment is told so now
                 return False
         log.add_segment(segment)
         return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import threading
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from millpond.store.client import (
     ReceiveRequest,
     TimeRequest,
 )
+from millpond.store.commitlog import Segment
 from millpond.store.disk import SystemDisk
 from millpond.store.identity import DirectoryRefused
 from millpond.store.local import LocalStore
@@ -121,6 +123,36 @@ async def test_a_full_disk_refuses_messages_and_takes_acks(tmp_path: Path) -> No
         await asyncio.sleep(0.05)
     else:
         pytest.fail("produce did not come back")
+    await store.close()
+
+
+async def test_who_waits_for_a_segment_hears_of_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once, and as disk_full: it is found to be full while an append waits already."""
+    monkeypatch.setattr("millpond.store.append.UNFLUSHED_WAIT_MS", 60_000)
+    store = await open_store(MemoryDisk(), StoreMetadata(), tmp_path)
+    waited_for = threading.Event()
+
+    def full(_zeroed: bool) -> Segment:
+        assert waited_for.wait(30)
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(store.engine.log, "allocate_segment", full)
+    ready = store.engine.housekeeping.segment_ready
+
+    async def segment_ready() -> None:
+        waiting = asyncio.create_task(ready())
+        await asyncio.sleep(0)
+        waited_for.set()
+        await waiting
+
+    monkeypatch.setattr(store.engine.housekeeping, "segment_ready", segment_ready)
+    codes = set()
+    async with asyncio.timeout(30):
+        while not codes:
+            outcome = (await append(store, messages([b"x" * 2_000]))).outcomes[0]
+            codes |= {outcome.error.code} if outcome.error is not None else set()
+    assert codes == {"disk_full"}
+    monkeypatch.undo()
     await store.close()
 
 
