@@ -115,9 +115,10 @@ async def _arrivals(connection: Connection, number: int, setup: Setup) -> list[f
     took: list[float] = []
     group = f"/v1/topics/t0/groups/arrivals{number}/messages/receive"
 
+    asked = {"wait_ms": WAIT_MS, "lease_ms": 60_000}
+
     async def poll() -> None:
         while True:
-            asked = {"wait_ms": WAIT_MS, "lease_ms": 60_000}
             found = await connection.json("POST", group, asked, timeout_seconds=2 * CALM_SECONDS)
             now = clock.monotonic()
             took.extend((now - sent.pop(one["body"])) * 1000 for one in found["messages"] if one["body"] in sent)

@@ -228,8 +228,6 @@ def _claimed(data: bytes | memoryview, at: int, length: int) -> int:
 
 _UINT, _INT, _LONG, _SHORT, _USHORT = (struct.Struct("<" + code) for code in "IiqhH")
 _PAIR = struct.Struct("<qq")
-
-
 _FIELDS = [struct.Struct(f"<{slots}H") for slots in range(8)]  # no table here has more fields that matter
 
 

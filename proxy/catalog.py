@@ -67,8 +67,8 @@ class Catalog:
         self._topics: dict[int, TopicInfo] = {}
         self._names: dict[tuple[str, str], int] = {}
         self._groups: dict[tuple[int, str], GroupInfo] = {}
-        self._dropped_topics: dict[int, bool] = {}  # ids are never used again
-        self._dropped_groups: dict[int, bool] = {}
+        self._dropped_topics: dict[int, None] = {}  # ids are never used again
+        self._dropped_groups: dict[int, None] = {}
         self._keys: dict[bytes, _Known] = {}
         self._asking: dict[Any, asyncio.Task[Any]] = {}
         self._version = 0
@@ -139,7 +139,7 @@ class Catalog:
 
     def drop_topic(self, topic_id: int) -> None:
         """It is deleted."""
-        _bounded(self._dropped_topics, topic_id, True, DROPPED)
+        _bounded(self._dropped_topics, topic_id, None, DROPPED)
         topic = self._topics.pop(topic_id, None)
         if topic is not None and self._names.get((topic.tenant, topic.name)) == topic_id:
             del self._names[topic.tenant, topic.name]
@@ -200,7 +200,7 @@ class Catalog:
 
     def drop_group(self, group: GroupInfo) -> None:
         """It is deleted."""
-        _bounded(self._dropped_groups, group.group_id, True, DROPPED)
+        _bounded(self._dropped_groups, group.group_id, None, DROPPED)
         known = self._groups.get((group.topic_id, group.name))
         if known is not None and known.group_id == group.group_id:
             del self._groups[group.topic_id, group.name]
@@ -267,9 +267,8 @@ class Catalog:
         if changes.deleted_group_ids:
             deleted = set(changes.deleted_group_ids)
             for group_id in deleted:
-                _bounded(self._dropped_groups, group_id, True, DROPPED)
-            for group in [group for group in self._groups.values() if group.group_id in deleted]:
-                self.drop_group(group)
+                _bounded(self._dropped_groups, group_id, None, DROPPED)
+            self._groups = {key: group for key, group in self._groups.items() if group.group_id not in deleted}
         for topic in changes.topics:
             self.put_topic(topic)
         for group in changes.groups:

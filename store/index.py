@@ -118,6 +118,13 @@ def entries_position(start: int) -> int:
     return HEAD_BYTES + ENTRY.itemsize * start
 
 
+def _grown(array: Array, used: int, size: int) -> Array:
+    """`array` with room for `size` rows, and twice what it had; the first `used` are kept."""
+    grown = np.empty((max(size, 2 * len(array)), *array.shape[1:]), array.dtype)
+    grown[:used] = array[:used]
+    return grown
+
+
 class _Column:
     """A growable array of one type."""
 
@@ -135,9 +142,7 @@ class _Column:
 
     def _reserve(self, size: int) -> None:
         if size > len(self._array):
-            grown = np.empty(max(size, 2 * len(self._array)), self._array.dtype)
-            grown[: self.size] = self._array[: self.size]
-            self._array = grown
+            self._array = _grown(self._array, self.size, size)
 
     @property
     def values(self) -> Array:
@@ -179,9 +184,7 @@ class _Frames:
 
     def _reserve(self, size: int) -> None:
         if size > len(self._table):
-            grown = np.empty((max(size, 2 * len(self._table)), len(_FRAME_COLUMNS)), np.int64)
-            grown[: self.size] = self._table[: self.size]
-            self._hold(grown)
+            self._hold(_grown(self._table, self.size, size))
 
     def _hold(self, table: Array) -> None:
         self._table = table

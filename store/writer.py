@@ -13,9 +13,10 @@ everything that waits on it fails, and its owner restarts the store through reco
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import suppress
 
 from millpond.core.errors import Unavailable
 from millpond.core.frame import MARK
@@ -32,8 +33,8 @@ _MARK = Draft(MARK, 0, 0, 0, 0, 0, 0, b"", b"", 0, 0)
 
 
 class Waiters:
-    """Who waits for which position: a future each, so that one who leaves takes nothing from the others. `reach`
-    resolves all at or below a position."""
+    """Who waits for which position: a future each, so that one who leaves takes nothing from the others, and leaves
+    nothing behind. `reach` lets all go on that wait at or below a position."""
 
     def __init__(self) -> None:
         self._positions: list[int] = []  # ascending, as they mostly come
@@ -42,12 +43,19 @@ class Waiters:
     def __bool__(self) -> bool:
         return bool(self._positions)
 
-    def wait(self, position: int) -> asyncio.Future[None]:
+    async def wait(self, position: int) -> None:
+        """Until `position` is reached. Raises what `fail` was told."""
         future = asyncio.get_running_loop().create_future()
         at = bisect_right(self._positions, position)
         self._positions.insert(at, position)
         self._futures.insert(at, future)
-        return future
+        try:
+            await future
+        finally:
+            if future.cancelled():
+                with suppress(ValueError):  # reached or failed in the same turn: it has been taken out
+                    at = self._futures.index(future, bisect_left(self._positions, position))
+                    del self._positions[at], self._futures[at]
 
     def reach(self, position: int) -> None:
         count = bisect_right(self._positions, position)

@@ -63,6 +63,7 @@ async def store(
 ) -> AsyncIterator[LocalStore]:
     """In its second segment, which is only reserved; nothing zeroes it but the test."""
     monkeypatch.setattr(housekeeping, "CALM_SECONDS", 3_600.0)
+    monkeypatch.setattr(housekeeping, "CALM_BYTES_PER_SECOND", 0)  # however slow the machine: no calm segment
     store = await open_store(disk, metadata, tmp_path, segment_bytes=SEGMENT)
     while store.engine.log.tail < SEGMENT:
         await append(store, messages([b"x" * 60 * KIB]))
