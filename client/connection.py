@@ -132,13 +132,14 @@ class Connection:
         accept: str = JSON,
         params: Mapping[str, object] | None = None,
         headers: Mapping[str, str] | None = None,
+        length: int | None = None,
         repeatable: bool | None = None,
         timeout_seconds: float | None = None,
         retry_seconds: float | None = None,
     ) -> Answer:
         """The answer of a call that succeeded (2xx). Raises MillpondError by code, `Unreachable`, `Closed`.
 
-        `data`: the body, whole or in buffers one after another; they are not copied.
+        `data`: the body, whole or in buffers one after another, `length` bytes in all; they are not copied.
         """
         may_repeat = method in REPEATABLE_METHODS if repeatable is None else repeatable
         sent = {"Accept": accept, **(headers or {})}
@@ -147,7 +148,9 @@ class Connection:
         attempt = 0
         while True:
             try:
-                return await self._once(method, path, body, content_type, params, sent, timeout_seconds, may_repeat)
+                return await self._once(
+                    method, path, body, length, content_type, params, sent, timeout_seconds, may_repeat
+                )
             except MillpondError as error:
                 delay = self._delay_seconds(attempt, error)
                 late = self.clock.monotonic() + delay > deadline
@@ -161,6 +164,7 @@ class Connection:
         method: str,
         path: str,
         data: Sequence[Buffer],
+        length: int | None,
         content_type: str,
         params: Mapping[str, object] | None,
         headers: Mapping[str, str],
@@ -171,7 +175,7 @@ class Connection:
         sent = {**headers, "Content-Type": content_type} if data else headers
         try:
             seconds = timeout_seconds or self._timeout_seconds
-            answer = await self._open().ask(method, target, sent, data, seconds, repeatable=repeatable)
+            answer = await self._open().ask(method, target, sent, data, seconds, length=length, repeatable=repeatable)
         except (OSError, TimeoutError, BadAnswer) as error:
             raise self._unreachable(error) from error
         if answer.status >= 300:

@@ -104,17 +104,19 @@ class Piece:
 class Intake:
     """Messages taken and not yet partitioned. Absent values take no room: each optional column keeps its rows.
 
+    A body alone is taken without a further look while fewer than `room_rows` are held and `room_bytes` are not reached.
     After `drain`: `pieces` by queue, and for each row the piece and the row in it.
     """
 
     __slots__ = (
         "_born", "_born_rows", "_drained", "_key_rows", "_keys", "_pieces", "_properties", "_property_rows",
-        "_row_in_piece", "_tag_rows", "_tags", "_which", "bodies", "bytes",
+        "_row_in_piece", "_tag_rows", "_tags", "_which", "bodies", "bytes", "room_bytes", "room_rows",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.bodies: list[bytes] = []
         self.bytes = 0
+        self.room_bytes = self.room_rows = 0
         self._keys: list[bytes] = []
         self._key_rows: list[int] = []
         self._tags: list[str] = []
@@ -127,6 +129,10 @@ class Intake:
         self._pieces: list[Piece] | None = None
         self._which: npt.NDArray[np.intp] | None = None
         self._row_in_piece: npt.NDArray[np.intp] | None = None
+
+    def open(self, room_bytes: int, room_rows: int) -> None:
+        """Let bodies be taken without a further look up to there."""
+        self.room_bytes, self.room_rows = room_bytes, room_rows
 
     def add_columns(
         self,

@@ -121,8 +121,26 @@ class Producer:
         born_ts: int | None = None,
     ) -> Delivery:
         """Take a message; the answer may be awaited, now, later or never. Raises BufferFull, TooLarge, Closed."""
-        if type(body) is not bytes:
-            body = as_bytes("body", body)
+        intake = self._intake
+        row = len(intake.bodies)
+        if type(body) is bytes and key is None and tag is None and properties is None and born_ts is None:
+            size = intake.bytes + len(body) + ROW_BYTES
+            if size < intake.room_bytes and row < intake.room_rows:
+                intake.bodies.append(body)
+                intake.bytes = size
+                return Delivery(intake, row)
+        return self._take(body, key, tag, properties, born_ts)
+
+    def _take(
+        self,
+        body: bytes | str,
+        key: bytes | str | None,
+        tag: str | None,
+        properties: Mapping[str, str] | None,
+        born_ts: int | None,
+    ) -> Delivery:
+        """A message that opens an intake, may fill it, or has more than a body."""
+        body = as_bytes("body", body)
         size = len(body) + ROW_BYTES
         intake = self._intake
         if self._drained_bytes + intake.bytes + size > self._buffer_bytes or size > LARGEST_BYTES:
@@ -136,6 +154,8 @@ class Producer:
         intake.bytes += size
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._linger_seconds, self._drain)
+            left = self._buffer_bytes - self._drained_bytes  # what is drained only leaves while this intake gathers
+            intake.open(min(self._intake_bytes_most, left, LARGEST_BYTES), self._settings.batch_messages - 1)
         if intake.bytes >= self._intake_bytes_most or row + 1 >= self._settings.batch_messages:
             self._drain()
         return Delivery(intake, row)

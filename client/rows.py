@@ -14,6 +14,7 @@ import struct
 from collections.abc import Sequence
 from functools import cache
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -79,7 +80,14 @@ class Rows:
         return Rows(self.lengths[rows], [bodies[row] for row in rows.tolist()], beside)
 
 
-def stream(parts: Sequence[Rows]) -> list[Buffer]:
+class Encoded(NamedTuple):
+    """An Arrow stream: buffers one after another, `length` bytes in all."""
+
+    buffers: list[Buffer]
+    length: int
+
+
+def stream(parts: Sequence[Rows]) -> Encoded:
     """`parts`, which have the same columns, as one Arrow stream of one batch."""
     beside = _beside(parts)
     lengths = parts[0].lengths if len(parts) == 1 else np.concatenate([part.lengths for part in parts])
@@ -95,11 +103,12 @@ def stream(parts: Sequence[Rows]) -> list[Buffer]:
     bodies: Sequence[Buffer] = list(chain.from_iterable(part.bodies for part in parts))
     if body_bytes < SMALL_BYTES * count:
         bodies = [b"".join(bodies)]
-    padding = bytes(_aligned(body_bytes, 8) - body_bytes)
-    return [_schema_message(schema), front, offsets.tobytes(), *bodies, padding + END_OF_STREAM]
+    before: list[Buffer] = [_schema_message(schema), front, offsets.tobytes()]
+    after = bytes(_aligned(body_bytes, 8) - body_bytes) + END_OF_STREAM
+    return Encoded([*before, *bodies, after], sum(map(len, before)) + body_bytes + len(after))
 
 
-def compressed_stream(parts: Sequence[Rows], compression: str) -> list[Buffer]:
+def compressed_stream(parts: Sequence[Rows], compression: str) -> Encoded:
     """The same, its buffers compressed."""
     beside = _beside(parts)
     lengths = np.concatenate([part.lengths for part in parts])
@@ -113,7 +122,8 @@ def compressed_stream(parts: Sequence[Rows], compression: str) -> list[Buffer]:
     options = pa.ipc.IpcWriteOptions(compression=compression)
     with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
         writer.write_batch(batch)
-    return [sink.getvalue()]
+    encoded = sink.getvalue()
+    return Encoded([encoded], encoded.size)
 
 
 def _beside(parts: Sequence[Rows]) -> pa.RecordBatch | None:

@@ -195,6 +195,15 @@ async def test_bad_values_are_refused_at_once(service: FakeService, connection: 
     assert [row["tag"] for rows in service.rows.values() for row in rows] == ["t", None]
 
 
+async def test_large_batches_take_no_larger_messages(service: FakeService, connection: Connection) -> None:
+    """A message is too large however much room its batch has left."""
+    async with Producer("t", connection=connection, batch_bytes=limits.BATCH_BYTES // 2, linger_ms=1000) as producer:
+        producer.send_nowait(b"first")
+        with pytest.raises(TooLarge):
+            producer.send_nowait(b"x" * (limits.MESSAGE_BYTES + 1))
+    assert bodies(service) == [b"first"]
+
+
 async def test_send_many(service: FakeService, connection: Connection) -> None:
     """A sequence is answered for each message in order; a queue can be named."""
     async with Producer("t", connection=connection) as producer:

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from millpond.client.rows import Rows, compressed_stream, stream
+from millpond.client.rows import Encoded, Rows, compressed_stream, stream
 from millpond.core.schema import PROPERTIES_TYPE, TIMESTAMP, columns_of, message_schema
 
 BESIDE = {
@@ -17,8 +17,10 @@ BESIDE = {
 }
 
 
-def read(buffers: list[object]) -> pa.Table:
-    return pa.ipc.open_stream(pa.py_buffer(b"".join(bytes(memoryview(one)) for one in buffers))).read_all()  # type: ignore[arg-type]
+def read(encoded: Encoded) -> pa.Table:
+    whole = b"".join(bytes(memoryview(one)) for one in encoded.buffers)
+    assert len(whole) == encoded.length, "as long as it says"
+    return pa.ipc.open_stream(whole).read_all()
 
 
 @pytest.mark.parametrize("names", [[], ["key"], ["tag", "born_ts"], list(BESIDE)])
@@ -47,7 +49,7 @@ def test_parts_go_together() -> None:
 def test_bodies_are_not_copied() -> None:
     """What is handed to the socket are the very objects that were sent."""
     bodies = [bytes([i]) * 1024 for i in range(10)]
-    assert [one for one in stream([Rows.of_bodies(bodies)]) if any(one is body for body in bodies)] == bodies
+    assert [one for one in stream([Rows.of_bodies(bodies)]).buffers if any(one is body for body in bodies)] == bodies
 
 
 def test_take() -> None:
@@ -61,6 +63,6 @@ def test_take() -> None:
 def test_compressed(compression: str) -> None:
     """A compressed stream says the same and is smaller."""
     rows = Rows.of_bodies([b"a" * 5000] * 20)
-    buffers = compressed_stream([rows, rows], compression)
-    assert sum(map(len, buffers)) < 20_000
-    assert read(list(buffers)).column("body").to_pylist() == [b"a" * 5000] * 40
+    encoded = compressed_stream([rows, rows], compression)
+    assert encoded.length < 20_000
+    assert read(encoded).column("body").to_pylist() == [b"a" * 5000] * 40
