@@ -13,7 +13,7 @@ NICENESS = 19  # the least: 15 parts against 1,024 of a thread that serves, and 
 def go_after_others() -> None:
     """The calling thread comes after those of the usual priority, but is not left out while they take all cores (Linux
     has a priority for each thread, and an ordinary process cannot raise it again). Made for
-    `ThreadPoolExecutor(initializer=...)`."""
+    `Threads(begin=...)`."""
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LATER)
 
 

@@ -6,13 +6,12 @@ in a thread. A segment that was closed but whose `.idx` is not written yet (`clo
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
 
+from millpond.core.threads import Threads
 from millpond.store.closed_index import Added, ClosedIndexes, Ints, Slice, Table
 from millpond.store.disk import Disk
 from millpond.store.index import ENTRY, HAS_KEYS, OpenIndex
@@ -36,7 +35,7 @@ class Directory:
         self._segment_bytes = segment_bytes
         self._closed = ClosedIndexes(disk, rebuild)
         self._closing: dict[int, OpenIndex] = {}  # full, and not written yet
-        self._threads = ThreadPoolExecutor(1, "millpond-index")
+        self._threads = Threads(1, "millpond-index")
         self.open = OpenIndex(0)
 
     # -- life of a segment's index ---------------------------------------------------------------------------
@@ -56,7 +55,7 @@ class Directory:
 
     async def close_segment(self, index: OpenIndex) -> None:
         """Write the `.idx` of a full segment, and answer from it from then on. Raises OSError."""
-        self._adopt(await asyncio.get_running_loop().run_in_executor(self._threads, self._write, index))
+        self._adopt(await self._threads.run(self._write, index))
 
     def close_segment_now(self, index: OpenIndex) -> None:
         """The same during a start. Blocks."""
@@ -75,10 +74,10 @@ class Directory:
         self._closed.forget(base)
 
     async def remove_file(self, base: int) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._threads, self._closed.remove_file, base)
+        await self._threads.run(self._closed.remove_file, base)
 
     def stop(self) -> None:
-        self._threads.shutdown(wait=True)
+        self._threads.close()
 
     # -- lookups ---------------------------------------------------------------------------------------------
 
@@ -112,7 +111,7 @@ class Directory:
         cached = self._closed.read_cached(wanted)
         if cached is not None:
             return cached
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._closed.read, wanted)
+        return await self._threads.run(self._closed.read, wanted)
 
     def last_entry_now(self, queue_id: int, offset: int) -> Table:
         """The entry of one offset during a start, or none. Blocks."""

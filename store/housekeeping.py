@@ -16,9 +16,9 @@ import asyncio
 import errno
 import logging
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 from millpond.core.limits import MIB
+from millpond.core.threads import Threads
 from millpond.store.checkpoint import Checkpoint, Checkpoints, encode
 from millpond.store.commitlog import Segment
 from millpond.store.tail import FRAMES_PER_SEGMENT, Tail
@@ -51,7 +51,7 @@ class Housekeeping:
         self._snapshot = snapshot
         self._recyclable = recyclable
         self._checkpoint_bytes, self._checkpoint_frames = limits
-        self._threads = ThreadPoolExecutor(1, "millpond-housekeeping")
+        self._threads = Threads(1, "millpond-housekeeping")
         self._segment_wake = asyncio.Event()
         self._index_wake = asyncio.Event()
         self._checkpoint_wake = asyncio.Event()
@@ -140,18 +140,17 @@ class Housekeeping:
 
     async def _one_more_segment(self) -> bool:
         """Recycle or allocate a segment; False when the disk is full."""
-        loop = asyncio.get_running_loop()
         log = self._tail.log
         old = self._recyclable()
         if old is not None:
             assert log.drop_first_segment() is old
             self._tail.directory.forget(old.base)
             await self._tail.directory.remove_file(old.base)
-            segment = await loop.run_in_executor(self._threads, log.recycle_segment, old)
+            segment = await self._threads.run(log.recycle_segment, old)
             self.segments_recycled += 1
         else:
             try:
-                segment = await loop.run_in_executor(self._threads, log.allocate_segment, self._calm())
+                segment = await self._threads.run(log.allocate_segment, self._calm())
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise
@@ -185,7 +184,7 @@ class Housekeeping:
         """Give a segment's room back to the disk; it has left the log already."""
         self._tail.directory.forget(old.base)
         await self._tail.directory.remove_file(old.base)
-        await asyncio.get_running_loop().run_in_executor(self._threads, self._tail.log.remove_segment_file, old)
+        await self._threads.run(self._tail.log.remove_segment_file, old)
         self.segments_recycled += 1
 
     # -- indexes -------------------------------------------------------------------------------------------
@@ -238,12 +237,11 @@ class Housekeeping:
     async def checkpoint(self) -> None:
         """Take a checkpoint of what is folded now, and publish it once that is confirmed. A full disk only delays."""
         checkpoint = self._snapshot()
-        loop = asyncio.get_running_loop()
-        data = await loop.run_in_executor(self._threads, encode, checkpoint)
+        data = await self._threads.run(encode, checkpoint)
         self._writer.wake()
         await self._writer.flushed(checkpoint.head.position)
         try:
-            await loop.run_in_executor(self._threads, self._checkpoints.publish, checkpoint, data)
+            await self._threads.run(self._checkpoints.publish, checkpoint, data)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
@@ -254,4 +252,4 @@ class Housekeeping:
         self._segment_wake.set()
 
     def stop(self) -> None:
-        self._threads.shutdown(wait=True)
+        self._threads.close()

@@ -13,9 +13,7 @@ is kept for a while: the rest is likely asked for next.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, Protocol
 
 import google_crc32c
@@ -25,6 +23,7 @@ import pyarrow as pa
 from millpond.core.errors import BelowLocal, Internal
 from millpond.core.frame import HEADER_BYTES, FrameHeader, unpack_header
 from millpond.core.limits import BEGUN_BYTES, KIB, MIB
+from millpond.core.threads import Threads
 from millpond.store.client import StoredFrame
 from millpond.store.commitlog import Segment
 from millpond.store.directory import FrameSpot
@@ -76,8 +75,8 @@ class FrameReader:
         self._quarantine = quarantine
         self._flushes = flushes
         self._begun = Recent(BEGUN_BYTES)
-        self._threads = ThreadPoolExecutor(2, "millpond-read")
-        self._background = ThreadPoolExecutor(1, "millpond-seal-read")
+        self._threads = Threads(2, "millpond-read")
+        self._background = Threads(1, "millpond-seal-read")
 
     async def frames(self, spots: list[FrameSpot], *, background: bool = False) -> list[StoredFrame]:
         """The frames at `spots`, in their order; `background`: nobody waits for them, they are read when there is time.
@@ -102,7 +101,7 @@ class FrameReader:
                     return cached
             threads = self._background if background else self._threads
             gently = background or self._flushes.lately()
-            frames = await asyncio.get_running_loop().run_in_executor(threads, self._load, extents, gently)
+            frames = await threads.run(self._load, extents, gently)
         except DamagedFrame as error:
             if self._log.segment_of(error.position) is None:
                 raise BelowLocal(
@@ -130,7 +129,7 @@ class FrameReader:
 
     async def timestamps(self, spots: list[FrameSpot]) -> list[int]:
         """Store timestamps (ms) of the frames at `spots`, from their headers alone."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._timestamps, spots)
+        return await self._threads.run(self._timestamps, spots)
 
     def _timestamps(self, spots: list[FrameSpot]) -> list[int]:
         stamps: list[int] = []
@@ -191,8 +190,8 @@ class FrameReader:
             frames.append(stored_frame(header, data.slice(at, spot.length)))
 
     def close(self) -> None:
-        self._threads.shutdown(wait=True)
-        self._background.shutdown(wait=True)
+        self._threads.close()
+        self._background.close()
 
 
 def _copied(frame: StoredFrame) -> StoredFrame:

@@ -15,12 +15,12 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
-from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 
 from millpond.core.errors import Unavailable
 from millpond.core.frame import MARK
 from millpond.core.limits import KIB, MARK_IDLE_MS, MIB, UNFLUSHED_BYTES
+from millpond.core.threads import Threads
 from millpond.store.commitlog import Blank, CommitLog, Draft, Segment
 from millpond.store.flushes import Flushes
 
@@ -96,7 +96,7 @@ class Writer:
         self._gathered: asyncio.Future[int] | None = None
         self._written = Waiters()
         self._flushed = Waiters()
-        self._threads = ThreadPoolExecutor(2, "millpond-log")
+        self._threads = Threads(2, "millpond-log")
         self._zeroing: asyncio.Future[None] | None = None
         self._zeroing_from = 0  # position
         self._mark_timer: asyncio.TimerHandle | None = None
@@ -164,13 +164,12 @@ class Writer:
         if self._failed is not None:
             raise Unavailable(code, f"the store has stopped: {self._failed}")
 
-    async def zero(self, blank: Blank, threads: Executor) -> None:
+    async def zero(self, blank: Blank, threads: Threads) -> None:
         """Zero these blocks, which stand behind the tail. Nothing is written there before that is done. Raises
         OSError."""
         assert self._zeroing is None and blank.start >= self._log.tail, "what is appended is never zeroed"
-        loop = asyncio.get_running_loop()
-        self._zeroing, self._zeroing_from = loop.create_future(), blank.start
-        work = loop.run_in_executor(threads, self._log.zero, blank)
+        self._zeroing, self._zeroing_from = asyncio.get_running_loop().create_future(), blank.start
+        work = threads.run(self._log.zero, blank)
         work.add_done_callback(self._zeroed)
         await asyncio.shield(work)  # a thread goes on, whoever is cancelled
         self._log.zeroed = max(self._log.zeroed, blank.start + blank.length)
@@ -199,7 +198,7 @@ class Writer:
                 if end - log.written <= INLINE_WRITE_BYTES:
                     log.write(writes)
                 else:
-                    await asyncio.get_running_loop().run_in_executor(self._threads, log.write, writes)
+                    await self._threads.run(log.write, writes)
                 log.written = end
                 self._written.reach(end)
                 self._flush_wake.set()
@@ -226,7 +225,7 @@ class Writer:
                     started = loop.time()
                     segments = log.segments_between(log.flushed, end)
                     self.awaiting.begin()
-                    await loop.run_in_executor(self._threads, self._sync, segments)
+                    await self._threads.run(self._sync, segments)
                     self.flushes += 1
                     self.flush_seconds += loop.time() - started
                     log.flushed = log.confirmed = end
@@ -294,4 +293,4 @@ class Writer:
             self._mark_timer.cancel()
         if self._failed is None:
             self._fail(OSError("closed"))
-        self._threads.shutdown(wait=True)
+        self._threads.close()

@@ -14,7 +14,6 @@ import asyncio
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -28,6 +27,7 @@ from millpond.core.errors import Internal, NotFound, Unavailable
 from millpond.core.limits import COLD_READS_WAITING
 from millpond.core.priority import go_after_others
 from millpond.core.schema import TIER_SCHEMA
+from millpond.core.threads import Threads
 from millpond.core.tier.cache import ByteCache
 from millpond.core.tier.gate import FairGate
 from millpond.core.tier.layout import Footer, decode_group, parse_footer
@@ -93,7 +93,7 @@ class TierReader:
         self._clock = clock
         self._cache: ByteCache[Any] = ByteCache(cache_bytes)
         self._gate = FairGate(concurrency, COLD_READS_WAITING)
-        self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="tier-read", initializer=go_after_others)
+        self._threads = Threads(concurrency, "tier-read", go_after_others)
         self._loading: dict[Hashable, asyncio.Task[Any]] = {}
         self._next: OrderedDict[tuple[str, int], int] = OrderedDict()
         self.counters = ReadCounters()
@@ -154,7 +154,7 @@ class TierReader:
         for task in list(self._loading.values()):
             task.cancel()
         await asyncio.gather(*self._loading.values(), return_exceptions=True)
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.close(wait=False)
 
     # -- loading
 
@@ -232,7 +232,7 @@ class TierReader:
                 data = await self._objects.get(ref.path, at, end)
                 self.counters.gets += 1
                 self.counters.get_bytes += len(data)
-                return await asyncio.get_running_loop().run_in_executor(self._threads, decode, data)
+                return await self._threads.run(decode, data)
             except NotFound:
                 raise _corrupt(ref, what, "the object is missing", missing=True) from None
             except ValueError as error:

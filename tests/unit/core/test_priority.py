@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
-from concurrent.futures import ThreadPoolExecutor
 
 from millpond.core.priority import LATER, go_after_others
+from millpond.core.threads import Threads
 
 
-def test_only_the_calling_thread_steps_back() -> None:
-    """Its pool's threads have the lower priority, the process keeps its own."""
+async def test_only_the_calling_thread_steps_back() -> None:
+    """Threads that begin with it have the lower priority, the process keeps its own."""
 
     def own() -> int:
         return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
     before = own()
-    with ThreadPoolExecutor(1, initializer=go_after_others) as threads:
-        assert threads.submit(own).result() == max(before, LATER)
+    threads = Threads(1, "later", go_after_others)
+    assert await threads.run(own) == max(before, LATER)
+    await asyncio.to_thread(threads.close)
     assert own() == before
