@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 import os
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -14,7 +15,7 @@ from millpond.core.http import connection as connection_module
 from millpond.core.http.call import BodyPace, Call
 from millpond.core.http.connection import Bounds
 from millpond.core.http.routing import Route
-from millpond.core.http.straight import STRAIGHT_BYTES, StraightBody
+from millpond.core.http.straight import NEXT_HEAD_BYTES, STRAIGHT_BYTES, StraightBody
 
 from .conftest import Raw, Serve, until
 
@@ -82,6 +83,38 @@ async def test_what_follows_is_still_held_to_http(serve: Serve) -> None:
     await raw.send(b"NOT HTTP\r\n\r\n")
     assert (await raw.answer())[0] == 400
     await raw.close()
+
+
+async def test_little_of_the_next_body_comes_by_the_usual_way(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once a client has sent a large body, of the next one no more is copied than came with the head's first bytes."""
+    begun: list[int] = []
+
+    class Watched(StraightBody):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            begun.append(self.done)
+
+    monkeypatch.setattr(connection_module, "StraightBody", Watched)
+    raw = await Raw.open(await serve(ROUTES))
+    for _ in range(3):
+        await raw.send(_post(body := os.urandom(LIMIT)))
+        await _ask(raw, body)
+    await raw.close()
+    assert len(begun) == 3
+    assert all(0 < done < NEXT_HEAD_BYTES for done in begun[1:]), begun
+
+
+async def test_a_client_that_leaves_between_requests_is_let_go(serve: Serve) -> None:
+    """Behind a large body the connection still notices that its client goes, and that it idles."""
+    server = await serve(ROUTES, Bounds(idle_seconds=0.1))
+    for leaves in (True, False):
+        raw = await Raw.open(server)
+        await raw.send(_post(body := os.urandom(LIMIT)))
+        await _ask(raw, body)
+        if leaves:
+            await raw.close()
+        await until(lambda: server.connections == 0)
+        await raw.close()
 
 
 async def test_a_slow_large_body_ends_with_408(serve: Serve) -> None:
