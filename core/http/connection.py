@@ -150,6 +150,11 @@ class Connection(web.RequestHandler):
         elif len(data) > self._bounds.header_bytes:
             self.long_head = True
 
+    def resume_reading(self, resume_parser: bool = True) -> None:
+        """aiohttp calls this at every read of a body; the parser holds something back only when reading was paused."""
+        if self._reading_paused:
+            super().resume_reading(resume_parser)
+
     def _go_promptly(self, data: bytes) -> bool:
         """Answer the request just read without a task, if its route can."""
         message, content = self._messages[0]
