@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
 from urllib.parse import quote, urlencode
@@ -24,7 +24,7 @@ from millpond.client.errors import Closed, Unreachable, from_problem
 from millpond.core import limits
 from millpond.core.clock import Clock, Random, SystemClock, SystemRandom
 from millpond.core.errors import MillpondError, TooManyRequests
-from millpond.core.http.wire import BadAnswer, Bounds, Buffer, CannotConnect, Received, Wires
+from millpond.core.http.wire import NO_BODY, BadAnswer, Bounds, Buffer, Buffers, CannotConnect, Received, Wires
 
 ARROW = "application/vnd.apache.arrow.stream"
 JSON = "application/json"
@@ -126,31 +126,28 @@ class Connection:
         self,
         method: str,
         path: str,
-        data: Buffer | list[Buffer] | None = None,
+        data: Buffer | Buffers | None = None,
         *,
         content_type: str = JSON,
         accept: str = JSON,
         params: Mapping[str, object] | None = None,
         headers: Mapping[str, str] | None = None,
-        length: int | None = None,
         repeatable: bool | None = None,
         timeout_seconds: float | None = None,
         retry_seconds: float | None = None,
     ) -> Answer:
         """The answer of a call that succeeded (2xx). Raises MillpondError by code, `Unreachable`, `Closed`.
 
-        `data`: the body, whole or in buffers one after another, `length` bytes in all; they are not copied.
+        `data`: the body, whole or in buffers; they are not copied.
         """
         may_repeat = method in REPEATABLE_METHODS if repeatable is None else repeatable
         sent = {"Accept": accept, **(headers or {})}
-        body = [] if data is None else data if isinstance(data, list) else [data]
+        body = NO_BODY if data is None else data if isinstance(data, Buffers) else Buffers([data])
         deadline = self.clock.monotonic() + (self._retry_seconds if retry_seconds is None else retry_seconds)
         attempt = 0
         while True:
             try:
-                return await self._once(
-                    method, path, body, length, content_type, params, sent, timeout_seconds, may_repeat
-                )
+                return await self._once(method, path, body, content_type, params, sent, timeout_seconds, may_repeat)
             except MillpondError as error:
                 delay = self._delay_seconds(attempt, error)
                 late = self.clock.monotonic() + delay > deadline
@@ -163,8 +160,7 @@ class Connection:
         self,
         method: str,
         path: str,
-        data: Sequence[Buffer],
-        length: int | None,
+        data: Buffers,
         content_type: str,
         params: Mapping[str, object] | None,
         headers: Mapping[str, str],
@@ -172,10 +168,10 @@ class Connection:
         repeatable: bool,
     ) -> Answer:
         target = f"{path}?{urlencode(query)}" if (query := _query(params)) else path
-        sent = {**headers, "Content-Type": content_type} if data else headers
+        sent = {**headers, "Content-Type": content_type} if data.length else headers
         try:
             seconds = timeout_seconds or self._timeout_seconds
-            answer = await self._open().ask(method, target, sent, data, seconds, length=length, repeatable=repeatable)
+            answer = await self._open().ask(method, target, sent, data, seconds, repeatable=repeatable)
         except (OSError, TimeoutError, BadAnswer) as error:
             raise self._unreachable(error) from error
         if answer.status >= 300:

@@ -20,10 +20,11 @@ import msgspec
 from millpond.client.connection import ARROW, JSON, Connection, path_of
 from millpond.client.errors import Closed, UnknownProblem
 from millpond.client.outbox import Piece, SentRange
-from millpond.client.rows import Encoded, compressed_stream, stream
+from millpond.client.rows import compressed_stream, stream
 from millpond.client.topics import QueueState
 from millpond.core import limits
 from millpond.core.errors import Conflict, MillpondError
+from millpond.core.http.wire import Buffers
 
 log = logging.getLogger("millpond.client")
 
@@ -158,7 +159,7 @@ class Lane:
         self._next += count
         self._share(pieces, ranges)
 
-    async def _post(self, data: Encoded, count: int) -> list[_Range]:
+    async def _post(self, data: Buffers, count: int) -> list[_Range]:
         part = {
             "id": self.session_id,
             "queue": self.queue,
@@ -172,8 +173,8 @@ class Lane:
             "Prefer": "return=minimal",
         }
         answer = await self._connection.call(
-            "POST", self._path, data.buffers, content_type=ARROW, accept=JSON, headers=headers,
-            length=data.length, repeatable=True, retry_seconds=self._settings.send_ms / 1000,
+            "POST", self._path, data, content_type=ARROW, accept=JSON, headers=headers,
+            repeatable=True, retry_seconds=self._settings.send_ms / 1000,
         )  # fmt: skip
         ranges = answer.decode(_Ranges).ranges
         if sum(r.count for r in ranges) != count:

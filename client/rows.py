@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from itertools import chain
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +21,7 @@ import pyarrow as pa
 
 from millpond.core import limits
 from millpond.core.arrow import END_OF_STREAM
-from millpond.core.http.wire import Buffer
+from millpond.core.http.wire import Buffer, Buffers
 from millpond.core.schema import columns_of, message_schema
 
 ROW_BYTES = 24  # what a row costs beside its values: offsets and validity of its columns
@@ -80,35 +79,43 @@ class Rows:
         return Rows(self.lengths[rows], [bodies[row] for row in rows.tolist()], beside)
 
 
-class Encoded(NamedTuple):
-    """An Arrow stream: buffers one after another, `length` bytes in all."""
-
-    buffers: list[Buffer]
-    length: int
-
-
-def stream(parts: Sequence[Rows]) -> Encoded:
+def stream(parts: Sequence[Rows]) -> Buffers:
     """`parts`, which have the same columns, as one Arrow stream of one batch."""
     beside = _beside(parts)
     lengths = parts[0].lengths if len(parts) == 1 else np.concatenate([part.lengths for part in parts])
-    schema = _schema(beside)
     count, body_bytes = len(lengths), int(lengths.sum())
+    offsets = np.zeros(_offsets(count), np.int32)
+    np.cumsum(lengths, out=offsets[1 : count + 1])
+    front = bytearray(_bare_front(count) if beside is None else _front(count, beside))
+    _set_lengths(front, body_bytes)
+    bodies = [part.bodies for part in parts]
+    if body_bytes < SMALL_BYTES * count:
+        bodies = [[b"".join(chain.from_iterable(bodies))]]
+    before: list[Buffer] = [_schema_message(_schema(beside)), front, offsets.tobytes()]
+    after = bytes(_aligned(body_bytes, 8) - body_bytes) + END_OF_STREAM
+    return Buffers(before, *bodies, [after], length=sum(map(len, before)) + body_bytes + len(after))
+
+
+@lru_cache(256)
+def _bare_front(count: int) -> bytes:
+    """Batches of bodies alone differ only in how many there are; and most have as many as fill one."""
+    return bytes(_front(count, None))
+
+
+def _front(count: int, beside: pa.RecordBatch | None) -> memoryview:
+    """What stands before the offsets of the bodies, when these are all empty."""
     empty = pa.Array.from_buffers(pa.binary(), count, [None, _zeros()[: 4 * (count + 1)], _NO_BODY])
     columns = [empty] if beside is None else [*beside.columns, empty]
-    encoded = memoryview(pa.RecordBatch.from_arrays(columns, schema=schema).serialize()).cast("B")
-    offsets = np.zeros(_aligned(count + 1, 2), np.int32)  # with the padding that follows it
-    np.cumsum(lengths, out=offsets[1 : count + 1])
-    front = bytearray(encoded[: len(encoded) - offsets.nbytes])
-    _set_lengths(front, body_bytes)
-    bodies: Sequence[Buffer] = list(chain.from_iterable(part.bodies for part in parts))
-    if body_bytes < SMALL_BYTES * count:
-        bodies = [b"".join(bodies)]
-    before: list[Buffer] = [_schema_message(schema), front, offsets.tobytes()]
-    after = bytes(_aligned(body_bytes, 8) - body_bytes) + END_OF_STREAM
-    return Encoded([*before, *bodies, after], sum(map(len, before)) + body_bytes + len(after))
+    encoded = memoryview(pa.RecordBatch.from_arrays(columns, schema=_schema(beside)).serialize()).cast("B")
+    return encoded[: len(encoded) - 4 * _offsets(count)]
 
 
-def compressed_stream(parts: Sequence[Rows], compression: str) -> Encoded:
+def _offsets(count: int) -> int:
+    """How many numbers the offsets of `count` bodies are, with the padding that follows them."""
+    return _aligned(count + 1, 2)
+
+
+def compressed_stream(parts: Sequence[Rows], compression: str) -> Buffers:
     """The same, its buffers compressed."""
     beside = _beside(parts)
     lengths = np.concatenate([part.lengths for part in parts])
@@ -122,8 +129,7 @@ def compressed_stream(parts: Sequence[Rows], compression: str) -> Encoded:
     options = pa.ipc.IpcWriteOptions(compression=compression)
     with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
         writer.write_batch(batch)
-    encoded = sink.getvalue()
-    return Encoded([encoded], encoded.size)
+    return Buffers([sink.getvalue()])
 
 
 def _beside(parts: Sequence[Rows]) -> pa.RecordBatch | None:

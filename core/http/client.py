@@ -17,7 +17,7 @@ from aiohttp import ClientTimeout, DummyCookieJar, TCPConnector
 from millpond.core import limits
 from millpond.core.clock import Clock, SystemClock
 from millpond.core.http.call import Body
-from millpond.core.http.wire import Bounds, CannotConnect, Wires
+from millpond.core.http.wire import Bounds, Buffers, CannotConnect, Wires
 
 CONNECTIONS_PER_PEER = 64  # calls at once; waiting reads are multiplexed and take one more
 CONNECT_SECONDS = 3.0  # a peer that does not accept within this is away
@@ -75,7 +75,8 @@ class HttpClient:
         peer = self._peers.get(place)
         if peer is None:
             peer = self._peers[place] = Wires(place, self._clock, BOUNDS)
-        status, told, body = await peer.ask("POST", where.path, headers, segments, seconds, answer_bytes=answer_bytes)
+        sent = Buffers(segments)
+        status, told, body = await peer.ask("POST", where.path, headers, sent, seconds, answer_bytes=answer_bytes)
         media_type = told.get("content-type", "").partition(";")[0].strip().lower()
         return Answer(status, media_type, body if isinstance(body, bytes) else memoryview(body).cast("B"))
 

@@ -18,7 +18,8 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple, TypeAlias, cast
 from urllib.parse import urlsplit
 
@@ -44,6 +45,23 @@ class Unanswered(ConnectionResetError):
 
 class BadAnswer(ValueError):
     """What came back is not HTTP as any service of ours sends it, or more than was agreed to."""
+
+
+class Buffers:
+    """What a request brings: `runs` of buffers one after another, `length` bytes in all."""
+
+    __slots__ = ("_runs", "length")
+
+    def __init__(self, *runs: Sequence[Buffer], length: int | None = None) -> None:
+        """`length`, when it is known already."""
+        self._runs = runs
+        self.length = sum(map(len, self)) if length is None else length
+
+    def __iter__(self) -> Iterator[Buffer]:
+        return chain.from_iterable(self._runs)
+
+
+NO_BODY = Buffers()
 
 
 class Received(NamedTuple):
@@ -89,24 +107,23 @@ class Wires:
         method: str,
         target: str,
         headers: Mapping[str, str],
-        body: Sequence[Buffer],
+        body: Buffers,
         timeout_seconds: float,
         *,
-        length: int | None = None,
         answer_bytes: int | None = None,
         repeatable: bool = False,
     ) -> Received:
-        """The answer. `target` is path and query; `length` of the whole body spares asking a thousand buffers for
-        theirs; `answer_bytes` replaces the pool's bound.
+        """The answer. `target` is path and query; `answer_bytes` replaces the pool's bound.
 
         A request that is `repeatable` and found its kept connection ended goes once more, over a new one. Raises
         CannotConnect, ConnectionError and TimeoutError (the outcome is unknown), BadAnswer.
         """
         head = f"{method} {self._base}{target} HTTP/1.1\r\n{self._fixed}{_lines(headers.items())}"
-        if body or method not in {"GET", "HEAD", "DELETE"}:
-            head += f"Content-Length: {sum(map(len, body)) if length is None else length}\r\n"
+        if body.length or method not in {"GET", "HEAD", "DELETE"}:
+            head += f"Content-Length: {body.length}\r\n"
         request = _Request(
-            [f"{head}\r\n".encode(), *body],
+            f"{head}\r\n".encode(),
+            body,
             self._bounds.answer_bytes if answer_bytes is None else answer_bytes,
             method != "HEAD",
         )
@@ -179,7 +196,8 @@ class Wires:
 
 
 class _Request(NamedTuple):
-    buffers: Sequence[Buffer]
+    head: bytes
+    body: Buffers
     answer_bytes: int
     has_body: bool  # the answer: that to HEAD has none, whatever it says
 
@@ -217,7 +235,7 @@ class Wire(asyncio.BufferedProtocol):
         self._answer = asyncio.get_running_loop().create_future()
         self._request, self._heard = request, False
         try:
-            self._transport.writelines(request.buffers)
+            self._transport.writelines(chain((request.head,), request.body))
             return await self._answer
         finally:
             self._request = None

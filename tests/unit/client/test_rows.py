@@ -6,7 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from millpond.client.rows import Encoded, Rows, compressed_stream, stream
+from millpond.client.rows import Rows, compressed_stream, stream
+from millpond.core.http.wire import Buffers
 from millpond.core.schema import PROPERTIES_TYPE, TIMESTAMP, columns_of, message_schema
 
 BESIDE = {
@@ -17,8 +18,8 @@ BESIDE = {
 }
 
 
-def read(encoded: Encoded) -> pa.Table:
-    whole = b"".join(bytes(memoryview(one)) for one in encoded.buffers)
+def read(encoded: Buffers) -> pa.Table:
+    whole = b"".join(bytes(memoryview(one)) for one in encoded)
     assert len(whole) == encoded.length, "as long as it says"
     return pa.ipc.open_stream(whole).read_all()
 
@@ -49,7 +50,7 @@ def test_parts_go_together() -> None:
 def test_bodies_are_not_copied() -> None:
     """What is handed to the socket are the very objects that were sent."""
     bodies = [bytes([i]) * 1024 for i in range(10)]
-    assert [one for one in stream([Rows.of_bodies(bodies)]).buffers if any(one is body for body in bodies)] == bodies
+    assert [one for one in stream([Rows.of_bodies(bodies)]) if any(one is body for body in bodies)] == bodies
 
 
 def test_take() -> None:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from millpond.core.clock import Clock, SystemClock
-from millpond.core.http.wire import BadAnswer, Bounds, CannotConnect, Received, Wires
+from millpond.core.http.wire import NO_BODY, BadAnswer, Bounds, Buffers, CannotConnect, Received, Wires
 from millpond.core.limits import CLIENT_HEAD_BYTES
 
 BOUNDS = Bounds(connections=8, connect_seconds=5, idle_seconds=60, answer_bytes=4 << 20)
@@ -50,7 +50,7 @@ class Listener:
             await writer.wait_closed()
 
     async def get(self) -> Received:
-        return await self.wires.ask("GET", "/a", {}, [], 5)
+        return await self.wires.ask("GET", "/a", {}, NO_BODY, 5)
 
 
 @asynccontextmanager
@@ -150,7 +150,7 @@ async def test_answer_to_head_has_no_body() -> None:
     """HEAD is answered with the length of a body that does not follow."""
     async with listening(repeating(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n")) as listener:
         for _ in range(2):
-            received = await listener.wires.ask("HEAD", "/", {}, [], 5)
+            received = await listener.wires.ask("HEAD", "/", {}, NO_BODY, 5)
             assert (received.body, received.headers["content-length"]) == (b"", "5")
         assert listener.made == 1
 
@@ -165,7 +165,7 @@ async def test_request_as_sent() -> None:
 
     async with listening(serve) as listener:
         body = [b"abc", memoryview(b"de"), pa.py_buffer(b"fg")]
-        await listener.wires.ask("POST", "/a?b=c", {"X-K": "ü"}, body, 5)
+        await listener.wires.ask("POST", "/a?b=c", {"X-K": "ü"}, Buffers(body), 5)
     head, _, sent = (await seen).partition(b"\r\n\r\n")
     first, host, *others = head.decode().split("\r\n")
     assert first == "POST /a?b=c HTTP/1.1"
@@ -245,9 +245,9 @@ async def test_chunks_that_are_none(chunks: bytes) -> None:
 async def test_bound_of_one_call() -> None:
     """A call may agree to less than the pool does."""
     async with listening(repeating(HELLO)) as listener:
-        assert (await listener.wires.ask("GET", "/", {}, [], 5, answer_bytes=5)).body == b"hello"
+        assert (await listener.wires.ask("GET", "/", {}, NO_BODY, 5, answer_bytes=5)).body == b"hello"
         with pytest.raises(BadAnswer, match="at most 4"):
-            await listener.wires.ask("GET", "/", {}, [], 5, answer_bytes=4)
+            await listener.wires.ask("GET", "/", {}, NO_BODY, 5, answer_bytes=4)
 
 
 @pytest.mark.parametrize("answer", [HELLO[:-1], HELLO[:30], CHUNKED + b"5\r\nhello\r\n", CHUNKED + b"5\r\nhell"])
@@ -317,7 +317,7 @@ async def test_refusal_before_the_body_was_taken(status: int, closes: bool) -> N
     body = bytes(64 << 20)
     async with listening(serve) as listener:
         for made in (1, 2):
-            received = await listener.wires.ask("POST", "/", {}, [body], 5)
+            received = await listener.wires.ask("POST", "/", {}, Buffers([body]), 5)
             assert (received.status, received.body) == (status, b"no")
             assert listener.made == made
         done.set()
@@ -334,7 +334,7 @@ async def test_refusal_up_to_the_end() -> None:
 
     done = asyncio.Event()
     async with listening(serve) as listener:
-        received = await listener.wires.ask("POST", "/", {}, [bytes(64 << 20)], 5)
+        received = await listener.wires.ask("POST", "/", {}, Buffers([bytes(64 << 20)]), 5)
         assert (received.status, received.body) == (413, b"no")
         done.set()
 
@@ -348,7 +348,7 @@ async def test_kept_connection_that_ended() -> None:
 
     async with listening(serve) as listener:
         await listener.get()
-        assert (await listener.wires.ask("GET", "/", {}, [], 5, repeatable=True)).status == 200
+        assert (await listener.wires.ask("GET", "/", {}, NO_BODY, 5, repeatable=True)).status == 200
         assert listener.made == 2
         with pytest.raises(ConnectionResetError):
             await listener.get()
@@ -359,7 +359,7 @@ async def test_connection_that_ended_while_idle() -> None:
     """Once its end has come, nothing is sent over it: any request takes a new one."""
     async with listening(saying(EMPTY)) as listener:
         for made in (1, 2):
-            await listener.wires.ask("POST", "/", {}, [], 5)
+            await listener.wires.ask("POST", "/", {}, NO_BODY, 5)
             assert listener.made == made
             await asyncio.gather(*(wire.closed for wire in listener.wires._all))
 
@@ -372,7 +372,7 @@ async def test_new_connection_that_ends() -> None:
 
     async with listening(serve) as listener:
         with pytest.raises(ConnectionResetError):
-            await listener.wires.ask("GET", "/", {}, [], 5, repeatable=True)
+            await listener.wires.ask("GET", "/", {}, NO_BODY, 5, repeatable=True)
         assert listener.made == 1
 
 
@@ -381,7 +381,7 @@ async def test_request_that_was_partly_answered_is_not_repeated() -> None:
     async with listening(saying(EMPTY, EMPTY[:20])) as listener:
         await listener.get()
         with pytest.raises(ConnectionResetError):
-            await listener.wires.ask("GET", "/", {}, [], 5, repeatable=True)
+            await listener.wires.ask("GET", "/", {}, NO_BODY, 5, repeatable=True)
         assert listener.made == 1
 
 
@@ -436,7 +436,7 @@ async def test_connections_are_bounded() -> None:
         first = asyncio.create_task(listener.get())
         await asyncio.sleep(0)
         with pytest.raises(CannotConnect):
-            await listener.wires.ask("GET", "/", {}, [], 0.01)
+            await listener.wires.ask("GET", "/", {}, NO_BODY, 0.01)
         first.cancel()
         await asyncio.wait([first])
 
@@ -445,7 +445,7 @@ async def test_no_answer_in_time() -> None:
     """The outcome of a call that was not answered in time is unknown; its connection ends."""
     async with listening(stay) as listener:
         with pytest.raises(TimeoutError):
-            await listener.wires.ask("GET", "/", {}, [], 0.05)
+            await listener.wires.ask("GET", "/", {}, NO_BODY, 0.05)
         await listener.ended.wait()
 
 
@@ -465,8 +465,8 @@ async def test_cancelled_call_ends_its_own_connection() -> None:
 
     asked, answers = asyncio.Semaphore(0), asyncio.Event()
     async with listening(serve) as listener:
-        other = asyncio.create_task(listener.wires.ask("GET", "/waits", {}, [], 5))
-        call = asyncio.create_task(listener.wires.ask("GET", "/never", {}, [], 5))
+        other = asyncio.create_task(listener.wires.ask("GET", "/waits", {}, NO_BODY, 5))
+        call = asyncio.create_task(listener.wires.ask("GET", "/never", {}, NO_BODY, 5))
         await asked.acquire()
         await asked.acquire()
         call.cancel()
