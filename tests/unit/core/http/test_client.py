@@ -213,6 +213,7 @@ async def test_no_answer_in_time(client: HttpClient, peer: Peer) -> None:
     async def wait(_peer: Peer, writer: asyncio.StreamWriter, body: bytes) -> None:
         pass
 
+    await post(client, peer)  # connected: 10 ms may be too short for that
     peer.behave = wait
     with pytest.raises(TimeoutError):
         await client.post(peer.url, [b"x"], {}, 0.01, MOST)
