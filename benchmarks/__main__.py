@@ -19,6 +19,7 @@ import uvloop
 from benchmarks import compare, limits, memory, peers, report
 from benchmarks.harness import Line, Setup
 from benchmarks.progress import Progress
+from benchmarks.stolen import Stolen
 
 Measure = Callable[[Setup, Callable[[str], None]], Awaitable[list[Line]]]
 
@@ -89,14 +90,17 @@ async def _measure(
     with Progress(len(chosen) + len(wanted)) as progress:
         for kind in chosen:
             with progress.step(kind):
-                found = [*await measure_of(kind)(setup, progress.tell), *memory.under(kind)]
+                stolen = Stolen()
+                found = [*await measure_of(kind)(setup, progress.tell), *memory.under(kind), *stolen.under(kind)]
             progress.lines(found)
             lines += found
         told = []
         for name in wanted:
             with progress.step(name):
+                stolen = Stolen()
                 found, peer = await compare.measure(name, setup, progress.tell, works)
-                found += memory.under(f"comparison with {name}")
+                beside = f"comparison with {name}"
+                found += [*memory.under(beside), *stolen.under(beside)]
             progress.lines(found)
             lines += found
             told.append(peer)
