@@ -22,28 +22,38 @@ _Job: TypeAlias = tuple["asyncio.Future[Any]", Callable[..., Any], tuple[Any, ..
 class Threads:
     """`count` threads named `name`, made at the first call; each does `begin` before its own first. Of one event loop.
 
-    A caller that is cancelled does not stop its call, which nobody hears of then.
+    The call of a caller that is cancelled is left out; one that has begun goes on, and nobody hears of it.
     """
 
     def __init__(self, count: int, name: str, begin: Callable[[], None] | None = None) -> None:
-        self._threads = [
-            Thread(target=self._work, name=f"{name}_{i}", args=(begin,), daemon=True) for i in range(count)
-        ]
+        self._count, self._name, self._begin = count, name, begin
+        self._threads: list[Thread] = []
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop: asyncio.AbstractEventLoop  # from the first call on
         self._closed = False
 
     def run(self, call: Callable[[*Args], T], *args: *Args) -> asyncio.Future[T]:
         """What `call(*args)` answers or raises. RuntimeError after `close`."""
         if self._closed:
-            raise RuntimeError(f"{self._threads[0].name}: closed")
-        if self._loop is None:
-            self._loop = asyncio.get_running_loop()
-            for thread in self._threads:
-                thread.start()
+            raise RuntimeError(f"{self._name}: closed")
+        if not self._threads:
+            self._start()
         future: asyncio.Future[T] = self._loop.create_future()
         self._jobs.put((future, call, args))
         return future
+
+    def _start(self) -> None:
+        """Where not even one can be made, its RuntimeError is the caller's, and the next call tries again."""
+        self._loop = asyncio.get_running_loop()
+        for number in range(self._count):
+            thread = Thread(target=self._work, name=f"{self._name}_{number}", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:
+                if not self._threads:
+                    raise
+                return
+            self._threads.append(thread)
 
     def close(self, *, wait: bool = True) -> None:
         """Take no more calls. Blocks until those taken are done; without `wait`, calls that have not begun are
@@ -54,7 +64,7 @@ class Threads:
             self._closed = True
             for _ in self._threads:
                 self._jobs.put(None)
-        if wait and self._loop is not None:
+        if wait:
             for thread in self._threads:
                 thread.join()
 
@@ -66,9 +76,8 @@ class Threads:
         except Empty:
             pass
 
-    def _work(self, begin: Callable[[], None] | None) -> None:
-        assert self._loop is not None
-        tell = self._loop.call_soon_threadsafe
+    def _work(self) -> None:
+        begin, tell = self._begin, self._loop.call_soon_threadsafe
         while (job := self._jobs.get()) is not None:
             future, call, args = job
             answer: object = None
@@ -77,7 +86,8 @@ class Threads:
                 if begin is not None:
                     begin()
                     begin = None
-                answer = call(*args)
+                if not future.cancelled():
+                    answer = call(*args)
             except StopIteration as error:  # the one that no future takes
                 failed = RuntimeError(repr(error))
             except BaseException as error:  # noqa: BLE001 - whatever it is, it belongs to the caller

@@ -90,6 +90,38 @@ async def test_cancelled_caller_leaves_the_call_alone(threads: Threads) -> None:
     assert complaints == []
 
 
+async def test_cancelled_caller_withdraws_what_has_not_begun(threads: Threads) -> None:
+    """A call behind another one is left out when its caller is cancelled first; those behind it are done."""
+    go_on = threading.Event()
+    done: list[str] = []
+    first, second, third = (threads.run(call) for call in (lambda: go_on.wait(5), lambda: done.append("second"), int))
+    second.cancel()
+    go_on.set()
+    assert (await first, await third) == (True, 0)
+    assert done == []
+
+
+async def test_fewer_threads_than_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the system gives no more threads those that it gave do the work; where it gives none the caller is told,
+    and the next call tries again."""
+    start, most = threading.Thread.start, 0
+
+    def limited(thread: threading.Thread) -> None:
+        if thread.name.startswith("few") and sum(one.name.startswith("few") for one in threading.enumerate()) >= most:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    few = Threads(3, "few")
+    with pytest.raises(RuntimeError, match="can't start"):
+        few.run(int)
+    most = 1
+    async with asyncio.timeout(5):
+        assert await asyncio.gather(few.run(int), few.run(int)) == [0, 0]
+    assert [one.name for one in threading.enumerate() if one.name.startswith("few")] == ["few_0"]
+    await asyncio.to_thread(few.close)
+
+
 async def test_close_waits_for_what_was_taken(threads: Threads) -> None:
     """Calls taken before are done and answered; later ones are refused."""
     done: list[int] = []
