@@ -87,7 +87,9 @@ async def measure(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
             return await of() * setup.message_bytes / 1e6
 
         through = partial(relay.relay, setup.folder, setup.seconds)
-        runs: dict[str, Callable[[], Awaitable[float]]] = {relay.NAME: through, DISK: pwrite}
+        runs: dict[str, Callable[[], Awaitable[float]]] = {
+            relay.NAME: through, relay.BY_CALLS: partial(through, setup.message_bytes), DISK: pwrite,
+        }  # fmt: skip
         durabilities: tuple[Durability, ...] = ("memory", "flush")
         for durability in durabilities:
             sdk = partial(by_sdk, connection, setup, durability)
@@ -104,5 +106,5 @@ async def measure(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
 def _line(name: str, values: list[float]) -> Line:
     if name == IDLE or "single" in name:
         return Line(name, "requests/s", values, IDLE if name != IDLE else "", aim=AIMS.get(name))
-    batched_limit = DISK if name.endswith("flush") else relay.NAME
-    return Line(name, "MB/s", values, batched_limit if "batched" in name else "")
+    limit = DISK if name.endswith("flush") else relay.NAME if "Arrow" in name else relay.BY_CALLS
+    return Line(name, "MB/s", values, limit if "batched" in name else "")

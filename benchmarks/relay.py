@@ -1,7 +1,8 @@
 """A socket into a file: what no service that takes bytes by TCP and keeps them can pass on this machine.
 
-One process sends 1 MiB blocks over loopback as fast as it can; another receives them in one thread and writes them in
-a second one, as the log is written. Nothing is parsed, checked, indexed or answered.
+One process sends blocks of about 1 MB over loopback as fast as it can; another receives them in one thread and writes
+them in a second one, as the log is written. Nothing is parsed, checked, indexed or answered. The blocks are ready, or
+made of messages that a Python program hands over one by one, each by a call.
 """
 
 from __future__ import annotations
@@ -13,25 +14,32 @@ import socket
 import sys
 import tempfile
 import threading
+from collections.abc import Iterator, Sequence
+from itertools import cycle, islice, repeat
 from pathlib import Path
 
+from millpond.client.load.batched import bodies
 from millpond.core.clock import SystemClock
+from millpond.core.http.wire import Buffer
 from millpond.store.disk import SystemFile
 
 NAME = "socket into a file"
+BY_CALLS = "socket into a file, a call a message"
 SENT_BYTES = 1024 * 1024
 BLOCK_BYTES = 4 * SENT_BYTES
 BLOCKS = 16  # received and not yet written
 FILE_BYTES = 512 * 1024 * 1024
+SLICE = 100  # messages between two looks at how many bytes there are
+VECTOR = 1024  # buffers in one call of the kernel: IOV_MAX
 CONNECT_SECONDS = 30.0
 
 
-async def relay(folder: str, seconds: float) -> float:
-    """MB/s (10**6) of a socket into a file."""
+async def relay(folder: str, seconds: float, message_bytes: int = 0) -> float:
+    """MB/s (10**6) of a socket into a file; `message_bytes`: of messages that are handed over one by one."""
     with socket.create_server(("127.0.0.1", 0)) as listener, tempfile.TemporaryDirectory(dir=folder or None) as place:
         listener.settimeout(CONNECT_SECONDS)
         sender = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "benchmarks.relay", str(listener.getsockname()[1]), str(seconds)
+            sys.executable, "-m", "benchmarks.relay", str(listener.getsockname()[1]), str(seconds), str(message_bytes)
         )
         try:
             return await asyncio.to_thread(_receive, listener, SystemFile(Path(place, "relay"), create=True))
@@ -83,14 +91,52 @@ def _fill(sock: socket.socket, block: bytearray) -> bool:
     return True
 
 
-def _send(port: int, seconds: float) -> None:
-    block = os.urandom(SENT_BYTES)
+class _Taker:
+    """What any producer with a call for each message does at least."""
+
+    __slots__ = ("bytes", "held")
+
+    def __init__(self) -> None:
+        self.held: list[bytes] = []
+        self.bytes = 0
+
+    def take(self, body: bytes) -> None:
+        self.held.append(body)
+        self.bytes += len(body)
+
+
+def _by_calls(message_bytes: int) -> Iterator[list[bytes]]:
+    """About SENT_BYTES each, of messages taken one by one."""
+    source = cycle(bodies(message_bytes))
+    while True:
+        taker = _Taker()
+        while taker.bytes < SENT_BYTES:
+            for body in islice(source, SLICE):
+                taker.take(body)
+        yield taker.held
+
+
+def _send(port: int, seconds: float, message_bytes: int) -> None:
+    blocks: Iterator[list[bytes]] = _by_calls(message_bytes) if message_bytes else repeat([os.urandom(SENT_BYTES)])
     clock = SystemClock()
     with socket.create_connection(("127.0.0.1", port)) as sock:
         begin = clock.monotonic()
         while clock.monotonic() - begin < seconds:
-            sock.sendall(block)
+            _send_all(sock, next(blocks))
+
+
+def _send_all(sock: socket.socket, buffers: Sequence[Buffer]) -> None:
+    """`sendall` of several buffers."""
+    left = list(buffers)
+    at = 0
+    while at < len(left):
+        sent = sock.sendmsg(left[at : at + VECTOR])
+        while at < len(left) and sent >= len(left[at]):
+            sent -= len(left[at])
+            at += 1
+        if sent:
+            left[at] = memoryview(left[at])[sent:]
 
 
 if __name__ == "__main__":
-    _send(int(sys.argv[1]), float(sys.argv[2]))
+    _send(int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]))

@@ -49,7 +49,8 @@ class LaneSettings(msgspec.Struct, frozen=True):
 
 
 class Lane:
-    """`done` is told of every piece that was acknowledged or failed."""
+    """`done` is told of every piece that was acknowledged or failed; `free` is called before the next request is
+    gathered, or none: it may put more."""
 
     def __init__(
         self,
@@ -59,6 +60,7 @@ class Lane:
         session_id: str,
         settings: LaneSettings,
         done: Callable[[Piece], None],
+        free: Callable[[], None],
     ) -> None:
         self.queue = queue.queue
         self.session_id = session_id
@@ -68,6 +70,7 @@ class Lane:
         self._path = path_of("topics", topic, "messages")
         self._settings = settings
         self._done = done
+        self._free = free
         self._pending: deque[Piece] = deque()
         self._task: asyncio.Task[None] | None = None
         self._previous: int | None = None
@@ -97,11 +100,12 @@ class Lane:
             return
         self._task = None
         error: MillpondError = Closed("the producer was closed before the message was sent")
-        if not task.cancelled() and task.exception() is not None:
-            log.error("a producer's lane died", exc_info=task.exception())
-            error = UnknownProblem(f"the producer's lane died: {task.exception()!r}")
+        if not task.cancelled() and (bug := task.exception()) is not None:
+            log.error("a producer's lane died", exc_info=bug)
+            error = _died(bug)
         while self._pending:
             self._fail(self._pending.popleft(), error)
+        self._free()
 
     async def _run(self) -> None:
         while self._pending:
@@ -111,11 +115,13 @@ class Lane:
             except MillpondError as error:
                 for piece in pieces:
                     self._fail(piece, error)
-            except BaseException:
+            except BaseException as error:
+                closed = Closed("the producer was closed while the message was being sent")
                 for piece in pieces:
                     if not piece.done:
-                        self._fail(piece, Closed("the producer was closed while the message was being sent"))
+                        self._fail(piece, closed if isinstance(error, asyncio.CancelledError) else _died(error))
                 raise
+            self._free()
         self._task = None  # here and not in a callback: what is put from now on needs a task of its own
 
     def _gather(self) -> list[Piece]:
@@ -209,3 +215,7 @@ class Lane:
     def _finish(self, piece: Piece) -> None:
         self.pending_bytes -= piece.bytes
         self._done(piece)
+
+
+def _died(bug: BaseException) -> MillpondError:
+    return UnknownProblem(f"the producer's lane died: {bug!r}")

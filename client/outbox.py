@@ -102,29 +102,27 @@ class Piece:
 
 
 class Intake:
-    """Messages taken and not yet partitioned. Absent values take no room: each optional column keeps its rows.
+    """Messages taken and not yet partitioned. Each optional column is as long as up to its last value, None where a
+    row has none.
 
-    A body alone is taken without a further look while fewer than `room_rows` are held and `room_bytes` are not reached.
+    A body, alone or with a key like all before it, is taken without a further look while fewer than `room_rows` are
+    held and `room_bytes` are not reached.
     After `drain`: `pieces` by queue, and for each row the piece and the row in it.
     """
 
     __slots__ = (
-        "_born", "_born_rows", "_drained", "_key_rows", "_keys", "_pieces", "_properties", "_property_rows",
-        "_row_in_piece", "_tag_rows", "_tags", "_which", "bodies", "bytes", "room_bytes", "room_rows",
+        "_born", "_drained", "_pieces", "_properties", "_row_in_piece", "_tags", "_which", "bodies", "bytes", "keys",
+        "room_bytes", "room_rows",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.bodies: list[bytes] = []
         self.bytes = 0
         self.room_bytes = self.room_rows = 0
-        self._keys: list[bytes] = []
-        self._key_rows: list[int] = []
-        self._tags: list[str] = []
-        self._tag_rows: list[int] = []
-        self._properties: list[list[tuple[str, str]]] = []
-        self._property_rows: list[int] = []
-        self._born: list[int] = []
-        self._born_rows: list[int] = []
+        self.keys: list[bytes | None] = []
+        self._tags: list[str | None] = []
+        self._properties: list[list[tuple[str, str]] | None] = []
+        self._born: list[int | None] = []
         self._drained: list[asyncio.Future[None]] = []
         self._pieces: list[Piece] | None = None
         self._which: npt.NDArray[np.intp] | None = None
@@ -147,34 +145,32 @@ class Intake:
         known_tag = None if tag is None else checked_tag(tag)
         items, size = checked_properties(properties) if properties else ([], 0)
         if born_ts is not None:
-            self._born.append(checked_time(born_ts))
-            self._born_rows.append(row)
+            _put(self._born, row, checked_time(born_ts))
         if known_key is not None:
-            self._keys.append(known_key)
-            self._key_rows.append(row)
+            _put(self.keys, row, known_key)
             self.bytes += len(known_key)
         if known_tag is not None:
-            self._tags.append(known_tag)
-            self._tag_rows.append(row)
+            _put(self._tags, row, known_tag)
             self.bytes += len(known_tag)
         if items:
-            self._properties.append(items)
-            self._property_rows.append(row)
+            _put(self._properties, row, items)
             self.bytes += size + 8 * len(items)
 
     def to_rows(self) -> Rows:
         """All of them, with the columns in use."""
         count = len(self.bodies)
-        if not (self._key_rows or self._tag_rows or self._property_rows or self._born_rows):
-            return Rows.of_bodies(self.bodies)
-        columns = {
-            "key": _column(self._keys, self._key_rows, count, pa.binary()),
-            "tag": _column(self._tags, self._tag_rows, count, pa.string()),
-            "properties": _column(self._properties, self._property_rows, count, PROPERTIES_TYPE),
-            "born_ts": _column(self._born, self._born_rows, count, TIMESTAMP),
+        columns: dict[str, tuple[list[Any], pa.DataType]] = {
+            "key": (self.keys, pa.binary()),
+            "tag": (self._tags, pa.string()),
+            "properties": (self._properties, PROPERTIES_TYPE),
+            "born_ts": (self._born, TIMESTAMP),
         }
-        present = {name: column for name, column in columns.items() if column is not None}
-        return Rows.of_bodies(self.bodies, pa.RecordBatch.from_pydict(present))
+        present = {
+            name: pa.array(values + [None] * (count - len(values)), type_)
+            for name, (values, type_) in columns.items()
+            if values
+        }
+        return Rows.of_bodies(self.bodies, pa.RecordBatch.from_pydict(present) if present else None)
 
     def drained(
         self,
@@ -242,13 +238,7 @@ class Delivery(msgspec.Struct, eq=False, gc=False):
         return place[0].sent(place[1])
 
 
-def _column(values: list[Any], rows: list[int], count: int, type_: pa.DataType) -> pa.Array | None:
-    """`values` standing at `rows` of `count`, null elsewhere; None when there are none."""
-    if not values:
-        return None
-    array = pa.array(values, type_)
-    if len(values) == count:
-        return array
-    at = np.full(count, -1, np.int64)
-    at[rows] = np.arange(len(rows))
-    return array.take(pa.array(at, mask=at < 0))
+def _put(column: list[Any], row: int, value: Any) -> None:
+    """`value` at `row` of a column that is no longer than that."""
+    column += [None] * (row - len(column))
+    column.append(value)

@@ -49,8 +49,9 @@ class Producer:
     ...         producer.send_nowait(body)
     ...     await producer.flush()                   # raises what failed
 
-    `batch_bytes` and `linger_ms` close a batch, whichever is first; `buffer_bytes` bounds what is taken and not
-    yet answered; `send_ms` is how long a batch is tried; `compression` is none, lz4 or zstd.
+    `batch_bytes` and `linger_ms` close a batch, whichever is first (while each queue has a request under way, not
+    before the first of them is answered); `buffer_bytes` bounds what is taken and not yet answered; `send_ms` is how
+    long a batch is tried; `compression` is none, lz4 or zstd.
     """
 
     def __init__(
@@ -90,6 +91,7 @@ class Producer:
         self._intake = Intake()
         self._intake_bytes_most = batch_bytes
         self._timer: asyncio.TimerHandle | None = None
+        self._overdue = False  # the intake's timer is over, and it goes with the first lane that is free
         self._drained_bytes = 0  # on the lanes; the buffer holds these and the intake's
         self._pieces: set[Piece] = set()
         self._room_waiters: list[asyncio.Future[None]] = []
@@ -123,12 +125,20 @@ class Producer:
         """Take a message; the answer may be awaited, now, later or never. Raises BufferFull, TooLarge, Closed."""
         intake = self._intake
         row = len(intake.bodies)
-        if type(body) is bytes and key is None and tag is None and properties is None and born_ts is None:
+        if type(body) is bytes and tag is None and properties is None and born_ts is None:
             size = intake.bytes + len(body) + ROW_BYTES
-            if size < intake.room_bytes and row < intake.room_rows:
-                intake.bodies.append(body)
-                intake.bytes = size
-                return Delivery(intake, row)
+            if key is None:
+                if size < intake.room_bytes and row < intake.room_rows:
+                    intake.bodies.append(body)
+                    intake.bytes = size
+                    return Delivery(intake, row)
+            elif type(key) is bytes and len(key) <= limits.KEY_BYTES and len(intake.keys) == row:
+                size += len(key)
+                if size < intake.room_bytes and row < intake.room_rows:
+                    intake.keys.append(key)
+                    intake.bodies.append(body)
+                    intake.bytes = size
+                    return Delivery(intake, row)
         return self._take(body, key, tag, properties, born_ts)
 
     def _take(
@@ -153,7 +163,7 @@ class Producer:
         intake.bodies.append(body)
         intake.bytes += size
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self._linger_seconds, self._drain)
+            self._timer = asyncio.get_running_loop().call_later(self._linger_seconds, self._linger_over)
             left = self._buffer_bytes - self._drained_bytes  # what is drained only leaves while this intake gathers
             intake.open(min(self._intake_bytes_most, left, LARGEST_BYTES), self._settings.batch_messages - 1)
         if intake.bytes >= self._intake_bytes_most or row + 1 >= self._settings.batch_messages:
@@ -248,8 +258,9 @@ class Producer:
 
     async def ready(self) -> None:
         """Wait until `has_room`."""
-        self._drain()
         while not self.has_room:
+            if not self._pieces:
+                self._drain()
             await self._piece_done()
 
     async def flush(self) -> None:
@@ -307,9 +318,22 @@ class Producer:
         if not self._queues:
             raise Closed("the producer was not started: use `async with`, or await start()")
 
+    def _linger_over(self) -> None:
+        """What was taken has waited for others long enough. While every lane is busy it would only wait there, cut up
+        already: so more may join it."""
+        if len(self._lanes) == len(self._queues) and not any(lane.idle for lane in self._lanes.values()):
+            self._overdue = True
+        else:
+            self._drain()
+
+    def _lane_free(self) -> None:
+        if self._overdue and not self._closed:
+            self._drain()
+
     def _drain(self) -> None:
         """Hand what was taken to the lanes."""
         intake = self._intake
+        self._overdue = False
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -379,7 +403,9 @@ class Producer:
             if not 0 <= queue < len(self._queues):
                 raise BadRequest.field("queue", f"0 to {len(self._queues) - 1}", queue)
             state, settings = self._queues[queue], self._settings
-            lane = Lane(self._connection, self.topic, state, self._session_id, settings, self._piece_ended)
+            lane = Lane(
+                self._connection, self.topic, state, self._session_id, settings, self._piece_ended, self._lane_free
+            )
             self._lanes[queue] = lane
         piece = Piece(rows)
         self._drained_bytes += piece.bytes

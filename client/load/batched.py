@@ -173,7 +173,7 @@ async def latency(
             due[name] = at
             producer.send_nowait(name.ljust(message_bytes, b"x"))
 
-        await _paced(clock, total, per_second, send)
+        await paced(clock, total, per_second, send)
         await producer.flush()
         await asyncio.wait([receiving], timeout=IDLE_SECONDS)
         receiving.cancel()
@@ -181,7 +181,7 @@ async def latency(
     return Times.of(took)
 
 
-async def _paced(clock: Clock, total: int, per_second: int, send: Callable[[int, float], None]) -> None:
+async def paced(clock: Clock, total: int, per_second: int, send: Callable[[int, float], None]) -> None:
     """Call `send(number, when it was due)` at a steady rate, from a thread: a loop's timers are true to a millisecond
     only, which is more than what is measured."""
     loop = asyncio.get_running_loop()

@@ -39,6 +39,8 @@ class FakeService:
     statuses: dict[str, str] = field(default_factory=dict)  # of a lease id; ok for others
     requests: list[Asked] = field(default_factory=list)
     faults: deque[Callable[[str], web.Response | None]] = field(default_factory=deque)  # each used by one request
+    held: dict[int, asyncio.Event] = field(default_factory=dict)  # produces to these queues wait for it
+    came: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))  # released by every produce
     lose_answers: int = 0  # so many produce requests are done and then answered by a closed connection
     receives: deque[web.Response] = field(default_factory=deque)
     more: asyncio.Event = field(default_factory=asyncio.Event)  # set: a waiting receive looks again
@@ -100,6 +102,9 @@ class FakeService:
         part = json.loads(request.headers["Millpond-Producer"])
         queue = int(request.headers["Millpond-Queue"])
         self.produced.append({**part, "count": batch.num_rows, "bytes": batch.nbytes, "schema": batch.schema})
+        self.came.release()
+        if queue in self.held:
+            await self.held[queue].wait()
         first = self._accept(part, queue, batch)
         if first is None:
             return problem(409, "out_of_order", "previous is not the last")
@@ -194,4 +199,6 @@ async def service() -> AsyncIterator[FakeService]:
     fake.url = str(server.make_url("")).rstrip("/")
     yield fake
     fake.more.set()
+    for held in fake.held.values():
+        held.set()
     await server.close()

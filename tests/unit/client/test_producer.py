@@ -13,7 +13,7 @@ from millpond.client.errors import BufferFull, Closed
 from millpond.client.message import Message
 from millpond.client.producer import Producer
 from millpond.core import limits
-from millpond.core.errors import BadRequest, NotFound, TooLarge, Unavailable
+from millpond.core.errors import BadRequest, MillpondError, NotFound, TooLarge, Unavailable
 from millpond.core.hashing import hash_bytes
 from millpond.core.schema import columns_of, message_schema
 
@@ -48,6 +48,31 @@ async def test_keys_choose_queues(service: FakeService, connection: Connection) 
             numbers = [int(row["body"]) for row in keyed if row["key"] == key]
             assert numbers == sorted(numbers)
     assert len(bodies(service)) == 500
+
+
+@pytest.mark.parametrize("keyed", ["kkkk", "k-k-", "--kk", "kk--", "-k", "kts", "tkk", "s"])
+async def test_each_message_has_its_own_columns(service: FakeService, connection: Connection, keyed: str) -> None:
+    """Messages with a key, a tag, text or a body alone arrive as they were sent, in whatever order they come."""
+    values: dict[str, dict[str, Any]] = {
+        "k": {"key": b"a key"}, "-": {}, "t": {"tag": "red", "key": b"another"}, "s": {"key": "text"},
+    }  # fmt: skip
+    async with Producer("t", connection=connection) as producer:
+        for number, kind in enumerate(keyed):
+            producer.send_nowait(b"%d" % number, **values[kind])
+    came = sorted((row for rows in service.rows.values() for row in rows), key=lambda row: int(row["body"]))
+    keys = {"k": b"a key", "-": None, "t": b"another", "s": b"text"}
+    assert [row.get("key") for row in came] == [keys[kind] for kind in keyed]
+    assert [row.get("tag") for row in came] == ["red" if kind == "t" else None for kind in keyed]
+
+
+async def test_keys_fill_batches(service: FakeService, connection: Connection) -> None:
+    """A key's bytes count as its body's do: a batch of small bodies with large keys is no larger than others."""
+    async with Producer("t", connection=connection, batch_bytes=10_000, linger_ms=600_000) as producer:
+        for _ in range(200):
+            producer.send_nowait(b"x", b"k" * 1000)
+        await producer.flush()
+    assert len(bodies(service)) == 200
+    assert max(request["bytes"] for request in service.produced) < 45_000
 
 
 async def test_every_delivery_names_its_own_place(service: FakeService, connection: Connection) -> None:
@@ -160,7 +185,7 @@ async def test_awaited_failure_is_not_raised_again(service: FakeService, connect
 
 async def test_buffer_is_bounded(service: FakeService, connection: Connection) -> None:
     """send_nowait refuses beyond the buffer, ready waits for room, and nothing refused was taken."""
-    async with Producer("t", connection=connection, buffer_bytes=10_000, linger_ms=1000) as producer:
+    async with Producer("t", connection=connection, buffer_bytes=10_000, linger_ms=600_000) as producer:
         taken = 0
         with pytest.raises(BufferFull):
             for _ in range(1000):
@@ -288,3 +313,53 @@ async def test_large_batches_take_the_queues_in_turn(service: FakeService, conne
             producer.send_nowait(b"x" * 1000)
         await producer.flush()
     assert {request["queue"] for request in service.produced} == {0, 1, 2, 3}
+
+
+KEYS = {0: b"key-1", 1: b"key-0"}  # by the queue of two that they choose
+
+
+async def test_what_waits_leaves_with_the_first_answer(service: FakeService, connection: Connection) -> None:
+    """While each queue has a request under way, keyless messages wait for no certain one of them."""
+    service.queues = 2
+    service.held = {0: asyncio.Event(), 1: asyncio.Event()}
+    assert all(hash_bytes(key) % 2 == queue for queue, key in KEYS.items())
+    async with Producer("t", connection=connection, linger_ms=0) as producer:
+        busy = [producer.send_nowait(b"busy", key) for key in KEYS.values()]
+        await service.came.acquire()
+        await service.came.acquire()
+        deliveries = []
+        for number in range(5):
+            deliveries.append(producer.send_nowait(b"%d" % number))
+            await asyncio.sleep(0)
+        service.held[1].set()
+        sent = [await delivery for delivery in deliveries]
+        assert {one.queue for one in sent} == {1}
+        assert not busy[0].done()
+        service.held[0].set()
+
+
+async def test_what_waits_outlives_a_lane(
+    service: FakeService, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Messages that wait for a queue's answer are sent although the sending of those before them came to a bad end."""
+    service.queues = 1
+    asked, fails = asyncio.Event(), asyncio.Event()
+    call = connection.call
+
+    async def dies(*args: Any, **options: Any) -> Any:
+        monkeypatch.setattr(connection, "call", call)
+        asked.set()
+        await fails.wait()
+        raise RuntimeError("a bug")
+
+    async with Producer("t", connection=connection, linger_ms=0) as producer:
+        monkeypatch.setattr(connection, "call", dies)
+        first = asyncio.ensure_future(producer.send_nowait(b"first"))
+        await asked.wait()
+        second = producer.send_nowait(b"second")
+        for _ in range(5):  # its linger is over
+            await asyncio.sleep(0)
+        fails.set()
+        assert (await second).offset == 0
+        with pytest.raises(MillpondError, match="a bug"):
+            await first

@@ -1,0 +1,129 @@
+"""One POST, one fdatasync, one answer to who waits: what no queue that speaks HTTP from Python can pass here.
+
+A process of its own keeps what is posted (one write, one fdatasync in a thread) and gives it to a request that waits
+for it, all that has come since the last one. Nothing is parsed, checked, indexed, leased or acked. The other side is
+the load of `latency`, by the SDK's own HTTP: one POST under way with all that was due meanwhile, one request waiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+import tempfile
+from pathlib import Path
+
+import uvloop
+from aiohttp import web
+
+from millpond.client.connection import Connection
+from millpond.client.load.batched import IDLE_SECONDS, paced
+from millpond.client.load.figures import Times
+from millpond.core.threads import Threads
+from millpond.store.disk import SystemFile
+
+NAME = "a POST, an fdatasync, an answer"
+PUT, TAKE = "/put", "/take"
+START_SECONDS = 30.0
+FILE_BYTES = 64 * 1024 * 1024
+PAGE_BYTES = 4096
+
+
+async def latency(folder: str, message_bytes: int, *, seconds: float, per_second: int) -> Times:
+    """From when a message was due until it is in the taker's hand, at a steady rate."""
+    with tempfile.TemporaryDirectory(dir=folder or None) as place:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "benchmarks.handover", place, stdout=asyncio.subprocess.PIPE
+        )
+        try:
+            assert process.stdout is not None
+            async with asyncio.timeout(START_SECONDS):
+                address = (await process.stdout.readline()).decode().strip()
+            async with Connection(address) as connection:
+                return await _Load(connection, message_bytes).run(int(seconds * per_second), per_second)
+        finally:
+            process.terminate()
+            await process.wait()
+
+
+class _Load:
+    def __init__(self, connection: Connection, message_bytes: int) -> None:
+        self._connection = connection
+        self._bytes = message_bytes
+        self._due: dict[bytes, float] = {}
+        self._waiting: list[bytes] = []
+        self._sending: asyncio.Task[None] | None = None
+        self._took: list[float] = []
+
+    async def run(self, total: int, per_second: int) -> Times:
+        taking = asyncio.create_task(self._take(total))
+        await paced(self._connection.clock, total, per_second, self._send)
+        await asyncio.wait([taking], timeout=IDLE_SECONDS)
+        taking.cancel()
+        await asyncio.wait([taking])
+        return Times.of(self._took)
+
+    def _send(self, number: int, at: float) -> None:
+        name = b"%08d" % number
+        self._due[name] = at
+        self._waiting.append(name.ljust(self._bytes, b"x"))
+        if self._sending is None or self._sending.done():
+            self._sending = asyncio.create_task(self._post())
+
+    async def _post(self) -> None:
+        while self._waiting:
+            gathered, self._waiting = self._waiting, []
+            await self._connection.call("POST", PUT, b"".join(gathered), retry_seconds=0)
+
+    async def _take(self, total: int) -> None:
+        while len(self._took) < total:
+            answer = await self._connection.call("POST", TAKE, b"{}", retry_seconds=0)
+            now = self._connection.clock.monotonic()
+            for at in range(0, len(answer.body), self._bytes):
+                self._took.append(now - self._due.pop(bytes(answer.body[at : at + 8])))
+
+
+class _Keeper:
+    def __init__(self, file: SystemFile) -> None:
+        self._file = file
+        self._at = 0
+        self._threads = Threads(1, "handover")
+        self._kept: list[bytes] = []
+        self._taker: asyncio.Future[None] | None = None
+
+    async def handle(self, request: web.BaseRequest) -> web.Response:
+        body = await request.read()
+        if request.path == TAKE:
+            return web.Response(body=await self._take())
+        await self._threads.run(self._keep, body)
+        self._kept.append(body)
+        if self._taker is not None:
+            self._taker.set_result(None)
+            self._taker = None
+        return web.Response(body=b"{}")
+
+    async def _take(self) -> bytes:
+        if not self._kept:
+            self._taker = asyncio.get_running_loop().create_future()
+            await self._taker
+        kept, self._kept = self._kept, []
+        return b"".join(kept)
+
+    def _keep(self, body: bytes) -> None:
+        self._file.write(self._at, [body])
+        self._file.sync()
+        self._at = (self._at + -(-len(body) // PAGE_BYTES) * PAGE_BYTES) % (FILE_BYTES // 2)
+
+
+async def _serve(place: str) -> None:
+    file = SystemFile(Path(place, "handover"), create=True)
+    file.allocate(FILE_BYTES, written=True)
+    listener = socket.create_server(("127.0.0.1", 0))
+    await asyncio.get_running_loop().create_server(web.Server(_Keeper(file).handle), sock=listener)
+    sys.stdout.write(f"http://127.0.0.1:{listener.getsockname()[1]}\n")
+    sys.stdout.flush()
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    uvloop.run(_serve(sys.argv[1]))
