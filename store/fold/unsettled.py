@@ -132,14 +132,14 @@ class Unsettled:
 
     def remove(self, where: Where) -> None:
         """These rows, all living and each named once, are settled."""
-        columns = self.columns
-        columns.state[where] = DEAD
-        columns.lease[where] = -1
-        columns.due[where] = NEVER
         self.live -= where.stop - where.start if isinstance(where, slice) else len(where)
         if not self.live:
             self.clear()
             return
+        columns = self.columns
+        columns.state[where] = DEAD
+        columns.lease[where] = -1
+        columns.due[where] = NEVER
         if columns.state[self._start] == DEAD:
             self._pass_dead()
         dead = self._end - self._start - self.live
