@@ -56,11 +56,13 @@ class _Load:
         self._took: list[float] = []
 
     async def run(self, total: int, per_second: int) -> Times:
+        """Raises TimeoutError when a message does not come, and what a request raises."""
         taking = asyncio.create_task(self._take(total))
         await paced(self._connection.clock, total, per_second, self._send)
-        await asyncio.wait([taking], timeout=IDLE_SECONDS)
-        taking.cancel()
-        await asyncio.wait([taking])
+        async with asyncio.timeout(IDLE_SECONDS):
+            if self._sending is not None:
+                await self._sending
+            await taking
         return Times.of(self._took)
 
     def _send(self, number: int, at: float) -> None:
