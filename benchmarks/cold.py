@@ -3,16 +3,18 @@
 Two services with the same `OLD_BYTES`: one has all of it in its local log (hot), the other only what `--local-bytes`
 leaves, so that what is read there comes from the tier (sealed). A reader in a process of its own goes through the old
 topic again and again while a probe produces to another topic. Two processes beside the service on the same cores: so
-also with a process that only turns a core, as a reader that costs the service nothing would.
+also with a process that only turns a core, as a reader that costs the service nothing would; and with a second one at
+a lower priority, as the service's decoding for a reader of the tier is.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from asyncio.subprocess import Process
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import uvloop
@@ -25,12 +27,14 @@ from millpond.client.reader import Reader
 from millpond.client.topics import Topics
 from millpond.core.clock import SystemClock
 from millpond.core.limits import MIB, READ_MESSAGES
+from millpond.core.priority import LATER
 
 OLD_BYTES = 1_500_000_000
 LOCAL_BYTES = 512 * MIB  # so that the oldest GB is in the tier only
 QUEUES = 4
 OLD, NEW = "old", "new"
 RECYCLED_SECONDS = 90.0
+BUSY, NICE = "busy", "nice"  # processes that only turn a core
 
 
 async def measure(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
@@ -41,18 +45,19 @@ async def measure(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
         for service in (hot, sealed):
             await _prepare(service, setup)
         await _recycled(sealed)
-        cases = {
-            "alone": (hot.url, ""),
-            "beside a reader, hot": (hot.url, hot.url),
-            "beside a reader, sealed": (sealed.url, sealed.url),
-            "beside a busy process": (hot.url, "busy"),
+        cases: dict[str, tuple[str, list[str]]] = {
+            "alone": (hot.url, []),
+            "beside a reader, hot": (hot.url, [hot.url]),
+            "beside a reader, sealed": (sealed.url, [sealed.url]),
+            "beside a busy process": (hot.url, [BUSY]),
+            "beside a busy and a nice process": (hot.url, [BUSY, NICE]),
         }
         found: dict[str, list[Probe]] = {name: [] for name in cases}
         rates: dict[str, list[float]] = {name: [] for name in cases}
         for number in range(setup.rounds):
-            for name, (url, reader) in cases.items():
+            for name, (url, others) in cases.items():
                 tell(f"{name}, round {number + 1} of {setup.rounds}")
-                one, rate = await _beside(reader, url, setup)
+                one, rate = await _beside(others, url, setup)
                 found[name].append(one)
                 rates[name].append(rate)
     alone = next(iter(cases))
@@ -84,21 +89,22 @@ async def _recycled(service: Service) -> None:
             await asyncio.sleep(0.5)
 
 
-async def _beside(reader: str, url: str, setup: Setup) -> tuple[Probe, float]:
-    """What the probe finds, and MB/s of the reader."""
-    if not reader:
-        return await probe.steady(url, NEW, setup.seconds, setup.per_second, setup.message_bytes), 0.0
-    async with _process(reader) as process:
+async def _beside(others: Sequence[str], url: str, setup: Setup) -> tuple[Probe, float]:
+    """What the probe finds, and MB/s of the reader when that is the other."""
+    async with AsyncExitStack() as stack:
+        processes = [await stack.enter_async_context(_process(one)) for one in others]
         one = await probe.steady(url, NEW, setup.seconds, setup.per_second, setup.message_bytes)
-        process.terminate()
-        out, _ = await process.communicate()
+        out = b""
+        for process in processes:
+            process.terminate()
+            out = (await process.communicate())[0]
     return one, float(out.split()[-1]) if out.split() else 0.0
 
 
 @asynccontextmanager
-async def _process(reader: str) -> AsyncIterator[Process]:
+async def _process(other: str) -> AsyncIterator[Process]:
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "benchmarks.cold", reader, stdout=asyncio.subprocess.PIPE
+        sys.executable, "-m", "benchmarks.cold", other, stdout=asyncio.subprocess.PIPE
     )
     try:
         yield process
@@ -123,10 +129,13 @@ async def _read_on(url: str) -> None:
                         break  # the newer half may still be local
 
 
-def _turn() -> None:
+def _turn(niceness: int) -> None:
+    os.nice(niceness)
     while True:
         pass
 
 
 if __name__ == "__main__":
-    _turn() if sys.argv[1] == "busy" else uvloop.run(_read_on(sys.argv[1]))
+    if sys.argv[1] in {BUSY, NICE}:
+        _turn(LATER if sys.argv[1] == NICE else 0)
+    uvloop.run(_read_on(sys.argv[1]))
