@@ -157,6 +157,23 @@ async def place(below: str, short: Mapping[str, str] | None = None) -> AsyncIter
             await asyncio.shield(asyncio.ensure_future(here.end()))
 
 
+async def started(*argv: str) -> Process:
+    """A process of ours whose output is a pipe; whoever starts it ends it by `end`."""
+    process = await asyncio.create_subprocess_exec(*bound(argv), stdout=PIPE, start_new_session=True)
+    _groups.add(process.pid)
+    return process
+
+
+@asynccontextmanager
+async def running(*argv: str, friendly_seconds: float = 0.0) -> AsyncIterator[Process]:
+    """`started`, and ended with the block."""
+    process = await started(*argv)
+    try:
+        yield process
+    finally:
+        await asyncio.shield(asyncio.ensure_future(end(process, friendly_seconds)))
+
+
 async def end(process: Process, friendly_seconds: float) -> None:
     """End a process and all of its group."""
     if process.returncode is None and friendly_seconds:

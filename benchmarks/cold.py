@@ -12,14 +12,13 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from asyncio.subprocess import Process
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import uvloop
 
-from benchmarks import filling, harness, probe
+from benchmarks import children, filling, harness, probe
 from benchmarks.harness import Aim, Line, Service, Setup
 from benchmarks.probe import Probe
 from millpond.client.connection import Connection
@@ -92,26 +91,16 @@ async def _recycled(service: Service) -> None:
 async def _beside(others: Sequence[str], url: str, setup: Setup) -> tuple[Probe, float]:
     """What the probe finds, and MB/s of the reader when that is the other."""
     async with AsyncExitStack() as stack:
-        processes = [await stack.enter_async_context(_process(one)) for one in others]
+        processes = [
+            await stack.enter_async_context(children.running(sys.executable, "-m", "benchmarks.cold", one))
+            for one in others
+        ]
         one = await probe.steady(url, NEW, setup.seconds, setup.per_second, setup.message_bytes)
         out = b""
         for process in processes:
             process.terminate()
             out = (await process.communicate())[0]
     return one, float(out.split()[-1]) if out.split() else 0.0
-
-
-@asynccontextmanager
-async def _process(other: str) -> AsyncIterator[Process]:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "benchmarks.cold", other, stdout=asyncio.subprocess.PIPE
-    )
-    try:
-        yield process
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
 
 
 async def _read_on(url: str) -> None:

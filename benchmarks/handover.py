@@ -16,6 +16,7 @@ from pathlib import Path
 import uvloop
 from aiohttp import web
 
+from benchmarks import children
 from millpond.client.connection import Connection
 from millpond.client.load.batched import IDLE_SECONDS, paced
 from millpond.client.load.figures import Times
@@ -32,18 +33,12 @@ PAGE_BYTES = 4096
 async def latency(folder: str, message_bytes: int, *, seconds: float, per_second: int) -> Times:
     """From when a message was due until it is in the taker's hand, at a steady rate."""
     with tempfile.TemporaryDirectory(dir=folder or None) as place:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "benchmarks.handover", place, stdout=asyncio.subprocess.PIPE
-        )
-        try:
+        async with children.running(sys.executable, "-m", "benchmarks.handover", place) as process:
             assert process.stdout is not None
             async with asyncio.timeout(START_SECONDS):
                 address = (await process.stdout.readline()).decode().strip()
             async with Connection(address) as connection:
                 return await _Load(connection, message_bytes).run(int(seconds * per_second), per_second)
-        finally:
-            process.terminate()
-            await process.wait()
 
 
 class _Load:

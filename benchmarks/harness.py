@@ -17,6 +17,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from benchmarks import children
 from benchmarks.process import Memory, discarded, family_cpu_seconds
 from millpond.core.clock import SystemClock
 
@@ -89,11 +90,11 @@ async def service(folder: str, *options: str) -> AsyncIterator[Service]:
     """A `millpond standalone` with these command line options, in a fresh directory below `folder` (default: the
     system's)."""
     with tempfile.TemporaryDirectory(prefix="millpond-bench-", dir=folder or None) as data:
-        process = await asyncio.create_subprocess_exec(
+        command = [
             sys.executable, "-m", "millpond", "standalone", "--data", f"{data}/data", "--port", "0",
-            "--log-level", "warning", *options, stdout=asyncio.subprocess.PIPE,
-        )  # fmt: skip
-        try:
+            "--log-level", "warning", *options,
+        ]  # fmt: skip
+        async with children.running(*command, friendly_seconds=STOP_SECONDS) as process:
             url = await address_of(process)
             memory = Memory(process.pid)
             try:
@@ -101,11 +102,6 @@ async def service(folder: str, *options: str) -> AsyncIterator[Service]:
             finally:
                 await memory.close()
                 most_mib.append(memory.most_mib)
-        finally:
-            if process.returncode is None:
-                process.terminate()
-            async with asyncio.timeout(STOP_SECONDS):
-                await process.wait()
 
 
 async def address_of(process: asyncio.subprocess.Process) -> str:

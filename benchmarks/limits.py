@@ -21,6 +21,7 @@ import google_crc32c
 import uvloop
 from aiohttp import web
 
+from benchmarks import children
 from benchmarks.harness import Line, Setup
 from millpond.core.clock import SystemClock
 
@@ -41,17 +42,11 @@ async def measure(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
 @asynccontextmanager
 async def nothing() -> AsyncIterator[str]:
     """The address of a handler that does nothing."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "benchmarks.limits", stdout=asyncio.subprocess.PIPE
-    )
-    try:
+    async with children.running(sys.executable, "-m", "benchmarks.limits") as process:
         assert process.stdout is not None
         async with asyncio.timeout(30):
             address = (await process.stdout.readline()).decode().strip()
         yield address
-    finally:
-        process.terminate()
-        await process.wait()
 
 
 def pwrite(folder: str) -> float:

@@ -14,6 +14,7 @@ from contextlib import AsyncExitStack
 import msgspec
 import uvloop
 
+from benchmarks import children
 from millpond.client.connection import Connection
 from millpond.client.consumer import Consumer
 from millpond.client.load.figures import Times
@@ -34,12 +35,10 @@ class Probe(msgspec.Struct, frozen=True):
 
 async def steady(url: str, topic: str, seconds: float, per_second: int, message_bytes: int, group: str = "") -> Probe:
     """`measure` in a process of its own, so that whatever else its caller does delays no message here."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "benchmarks.probe", url, topic, str(seconds), str(per_second), str(message_bytes), group,
-        stdout=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    async with asyncio.timeout(seconds + MARGIN_SECONDS):
-        out, _ = await process.communicate()
+    asked = [url, topic, str(seconds), str(per_second), str(message_bytes), group]
+    async with children.running(sys.executable, "-m", "benchmarks.probe", *asked) as process:
+        async with asyncio.timeout(seconds + MARGIN_SECONDS):
+            out, _ = await process.communicate()
     if process.returncode:
         raise RuntimeError("the probe failed: see above")
     return msgspec.json.decode(out, type=Probe)

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from itertools import cycle, islice, repeat
 from pathlib import Path
 
+from benchmarks import children
 from millpond.client.load.batched import bodies
 from millpond.core.clock import SystemClock
 from millpond.core.http.wire import Buffer
@@ -38,15 +39,9 @@ async def relay(folder: str, seconds: float, message_bytes: int = 0) -> float:
     """MB/s (10**6) of a socket into a file; `message_bytes`: of messages that are handed over one by one."""
     with socket.create_server(("127.0.0.1", 0)) as listener, tempfile.TemporaryDirectory(dir=folder or None) as place:
         listener.settimeout(CONNECT_SECONDS)
-        sender = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "benchmarks.relay", str(listener.getsockname()[1]), str(seconds), str(message_bytes)
-        )
-        try:
+        sender = [str(listener.getsockname()[1]), str(seconds), str(message_bytes)]
+        async with children.running(sys.executable, "-m", "benchmarks.relay", *sender):
             return await asyncio.to_thread(_receive, listener, SystemFile(Path(place, "relay"), create=True))
-        finally:
-            if sender.returncode is None:
-                sender.kill()
-            await sender.wait()
 
 
 def _receive(listener: socket.socket, file: SystemFile) -> float:

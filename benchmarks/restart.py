@@ -12,7 +12,7 @@ import tempfile
 from asyncio.subprocess import Process
 from collections.abc import Callable, Iterator
 
-from benchmarks import filling
+from benchmarks import children, filling
 from benchmarks.harness import Aim, Line, Setup, address_of
 from benchmarks.process import anonymous_mib
 from millpond.client.connection import Connection
@@ -53,9 +53,9 @@ async def measure(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
 async def _start(data: str) -> tuple[Process, str, float]:
     clock = SystemClock()
     began = clock.monotonic()
-    process = await asyncio.create_subprocess_exec(
+    process = await children.started(
         sys.executable, "-m", "millpond", "standalone", "--data", f"{data}/data", "--port", "0",
-        "--log-level", "error", "--local-bytes", str(KEEP_LOCAL_BYTES), stdout=asyncio.subprocess.PIPE,
+        "--log-level", "error", "--local-bytes", str(KEEP_LOCAL_BYTES),
     )  # fmt: skip
     url = await address_of(process)
     return process, url, clock.monotonic() - began

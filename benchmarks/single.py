@@ -8,6 +8,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from benchmarks import children
 from benchmarks.harness import Setup
 from millpond.client.load import batched, single
 
@@ -40,16 +41,9 @@ async def posts_per_second(url: str, path: str, body: bytes, content_type: str, 
             f'wrk.body = "{body.decode("ascii")}"\n'
             f'wrk.headers["Content-Type"] = "{content_type}"\n'
         )
-        process = await asyncio.create_subprocess_exec(
-            *_command(url, path, str(script), setup), stdout=asyncio.subprocess.PIPE
-        )
-        try:
+        async with children.running(*_command(url, path, str(script), setup)) as process:
             async with asyncio.timeout(setup.seconds + 60):
                 out, _ = await process.communicate()
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
     return parsed(out)
 
 

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import uvloop
 
-from benchmarks import filling, harness
+from benchmarks import children, filling, harness
 from benchmarks.harness import Aim, Line, Setup
 from benchmarks.process import anonymous_mib, cpu_seconds
 from millpond.client.connection import Connection
@@ -94,18 +94,11 @@ async def _visited(connection: Connection) -> None:
 @asynccontextmanager
 async def _polls(url: str, connections: int) -> AsyncIterator[Process]:
     """That many polls wait."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "benchmarks.waiting", url, str(connections), stdout=asyncio.subprocess.PIPE
-    )
-    try:
+    async with children.running(sys.executable, "-m", "benchmarks.waiting", url, str(connections)) as process:
         assert process.stdout is not None
         async with asyncio.timeout(2 * CALM_SECONDS):
             assert await process.stdout.readline() == b"waiting\n", "the polls failed: see above"
         yield process
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
 
 
 async def _arrivals(connection: Connection, number: int, setup: Setup) -> list[float]:
