@@ -41,6 +41,16 @@ try:
 except (KeyboardInterrupt, asyncio.CancelledError):
     sys.exit(130)
 """
+PARENT = """
+import signal, subprocess, sys
+subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+signal.pause()
+"""
+INTERRUPTIBLE = """
+import runpy, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # as above
+runpy.run_module("benchmarks", run_name="__main__")
+"""
 ROOT = Path(children.__file__).parent.parent
 
 
@@ -146,3 +156,30 @@ async def test_commands_are_told_without_paths_of_the_machine(tmp_path: Path) ->
         await here.prepare(sys.executable, "-c", "")
         await here.run(sys.executable, "-c", "", "/long/cache/jars/*", str(here.folder / "x"))
     assert here.commands == ["python -c '' '$CACHE/jars/*' $DATA/x"]
+
+
+async def test_what_runs_is_out_of_reach_of_ctrl_c() -> None:
+    """A process that runs beside a benchmark is in no group of the terminal's, and ends with the block, and its own."""
+    async with children.running(sys.executable, "-c", PARENT) as process:
+        assert os.getpgid(process.pid) == process.pid != os.getpgid(0)
+        while len(children.members(process.pid)) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        pids = children.members(process.pid)
+    assert await gone(*pids)
+
+
+async def test_ctrl_c_of_a_terminal_leaves_nothing(tmp_path: Path) -> None:
+    """The signal that all processes of the terminal get ends a measurement with its service, and no folder stays."""
+    benchmark = subprocess.Popen(  # noqa: ASYNC220, S603
+        [sys.executable, "-c", INTERRUPTIBLE, "latency", "--folder", str(tmp_path)], cwd=ROOT, start_new_session=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        while not list(tmp_path.glob("millpond-bench-*/data/store")):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        os.killpg(benchmark.pid, signal.SIGINT)
+        assert await asyncio.to_thread(benchmark.wait, 60) == 130
+        assert not list(tmp_path.iterdir())
+    finally:
+        benchmark.kill()
+        await asyncio.to_thread(benchmark.wait)
