@@ -15,10 +15,11 @@ import signal
 import socket
 import sys
 import tempfile
-from asyncio.subprocess import PIPE, STDOUT, Process
+from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from benchmarks.process import anonymous_mib
 
@@ -55,12 +56,7 @@ class Place:
 
     async def _start(self, argv: Sequence[str], env: Mapping[str, str] | None, name: str) -> Process:
         with (self.folder / f"{name}.log").open("ab") as log:
-            process = await asyncio.create_subprocess_exec(
-                *bound(argv), cwd=self.folder, env=environment(env), stdin=asyncio.subprocess.DEVNULL, stdout=log,
-                stderr=STDOUT, start_new_session=True,
-            )  # fmt: skip
-        _groups.add(process.pid)
-        return process
+            return await started(*argv, cwd=self.folder, env=environment(env), stdout=log, stderr=STDOUT)
 
     async def _answers(self, process: Process, port: int, name: str) -> None:
         with suppress(TimeoutError):
@@ -100,11 +96,9 @@ class Place:
     async def _tool(
         self, argv: Sequence[str], env: Mapping[str, str] | None, seconds: float, until: tuple[str, int] | None
     ) -> str:
-        process = await asyncio.create_subprocess_exec(
-            *bound(argv), cwd=self.folder, env=environment(env), stdin=asyncio.subprocess.DEVNULL, stdout=PIPE,
-            stderr=STDOUT, start_new_session=True, limit=LINE_BYTES,
-        )  # fmt: skip
-        _groups.add(process.pid)
+        process = await started(
+            *argv, cwd=self.folder, env=environment(env), stdout=PIPE, stderr=STDOUT, limit=LINE_BYTES
+        )
         lines: list[str] = []
         try:
             async with asyncio.timeout(seconds):
@@ -157,17 +151,19 @@ async def place(below: str, short: Mapping[str, str] | None = None) -> AsyncIter
             await asyncio.shield(asyncio.ensure_future(here.end()))
 
 
-async def started(*argv: str) -> Process:
-    """A process of ours whose output is a pipe; whoever starts it ends it by `end`."""
-    process = await asyncio.create_subprocess_exec(*bound(argv), stdout=PIPE, start_new_session=True)
+async def started(*argv: str, **options: Any) -> Process:
+    """A process in a group of its own, with options of `create_subprocess_exec`; whoever starts it ends it by `end`."""
+    process = await asyncio.create_subprocess_exec(
+        *bound(argv), stdin=DEVNULL, start_new_session=True, **options
+    )  # fmt: skip
     _groups.add(process.pid)
     return process
 
 
 @asynccontextmanager
 async def running(*argv: str, friendly_seconds: float = 0.0) -> AsyncIterator[Process]:
-    """`started`, and ended with the block."""
-    process = await started(*argv)
+    """`started`, with its output in a pipe, and ended with the block."""
+    process = await started(*argv, stdout=PIPE)
     try:
         yield process
     finally:

@@ -8,7 +8,6 @@ the load of `latency`, by the SDK's own HTTP: one POST under way with all that w
 from __future__ import annotations
 
 import asyncio
-import socket
 import sys
 import tempfile
 from pathlib import Path
@@ -16,7 +15,7 @@ from pathlib import Path
 import uvloop
 from aiohttp import web
 
-from benchmarks import children
+from benchmarks import limits
 from millpond.client.connection import Connection
 from millpond.client.load.batched import IDLE_SECONDS, paced
 from millpond.client.load.figures import Times
@@ -25,7 +24,6 @@ from millpond.store.disk import SystemFile
 
 NAME = "a POST, an fdatasync, an answer"
 PUT, TAKE = "/put", "/take"
-START_SECONDS = 30.0
 FILE_BYTES = 64 * 1024 * 1024
 PAGE_BYTES = 4096
 
@@ -33,12 +31,8 @@ PAGE_BYTES = 4096
 async def latency(folder: str, message_bytes: int, *, seconds: float, per_second: int) -> Times:
     """From when a message was due until it is in the taker's hand, at a steady rate."""
     with tempfile.TemporaryDirectory(dir=folder or None) as place:
-        async with children.running(sys.executable, "-m", "benchmarks.handover", place) as process:
-            assert process.stdout is not None
-            async with asyncio.timeout(START_SECONDS):
-                address = (await process.stdout.readline()).decode().strip()
-            async with Connection(address) as connection:
-                return await _Load(connection, message_bytes).run(int(seconds * per_second), per_second)
+        async with limits.answering("benchmarks.handover", place) as address, Connection(address) as connection:
+            return await _Load(connection, message_bytes).run(int(seconds * per_second), per_second)
 
 
 class _Load:
@@ -48,16 +42,14 @@ class _Load:
         self._due: dict[bytes, float] = {}
         self._waiting: list[bytes] = []
         self._sending: asyncio.Task[None] | None = None
+        self._tasks = asyncio.TaskGroup()
         self._took: list[float] = []
 
     async def run(self, total: int, per_second: int) -> Times:
         """Raises TimeoutError when a message does not come, and what a request raises."""
-        taking = asyncio.create_task(self._take(total))
-        await paced(self._connection.clock, total, per_second, self._send)
-        async with asyncio.timeout(IDLE_SECONDS):
-            if self._sending is not None:
-                await self._sending
-            await taking
+        async with asyncio.timeout(total / per_second + IDLE_SECONDS), self._tasks:
+            self._tasks.create_task(self._take(total))
+            await paced(self._connection.clock, total, per_second, self._send)
         return Times.of(self._took)
 
     def _send(self, number: int, at: float) -> None:
@@ -65,7 +57,7 @@ class _Load:
         self._due[name] = at
         self._waiting.append(name.ljust(self._bytes, b"x"))
         if self._sending is None or self._sending.done():
-            self._sending = asyncio.create_task(self._post())
+            self._sending = self._tasks.create_task(self._post())
 
     async def _post(self) -> None:
         while self._waiting:
@@ -115,11 +107,7 @@ class _Keeper:
 async def _serve(place: str) -> None:
     file = SystemFile(Path(place, "handover"), create=True)
     file.allocate(FILE_BYTES, written=True)
-    listener = socket.create_server(("127.0.0.1", 0))
-    await asyncio.get_running_loop().create_server(web.Server(_Keeper(file).handle), sock=listener)
-    sys.stdout.write(f"http://127.0.0.1:{listener.getsockname()[1]}\n")
-    sys.stdout.flush()
-    await asyncio.Event().wait()
+    await limits.answer(_Keeper(file).handle)
 
 
 if __name__ == "__main__":

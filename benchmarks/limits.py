@@ -13,8 +13,8 @@ import os
 import socket
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import IO
 
 import google_crc32c
@@ -26,6 +26,7 @@ from benchmarks.harness import Line, Setup
 from millpond.core.clock import SystemClock
 
 FDATASYNC = "fdatasync 4 KiB"
+START_SECONDS = 30.0
 BLOCK = 16 * 1024 * 1024
 FILE_BYTES = 512 * 1024 * 1024
 
@@ -39,14 +40,28 @@ async def measure(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
     ]
 
 
-@asynccontextmanager
-async def nothing() -> AsyncIterator[str]:
+def nothing() -> AbstractAsyncContextManager[str]:
     """The address of a handler that does nothing."""
-    async with children.running(sys.executable, "-m", "benchmarks.limits") as process:
+    return answering("benchmarks.limits")
+
+
+@asynccontextmanager
+async def answering(module: str, *arguments: str) -> AsyncIterator[str]:
+    """The address at which a module's `answer` listens, in a process of its own."""
+    async with children.running(sys.executable, "-m", module, *arguments) as process:
         assert process.stdout is not None
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(START_SECONDS):
             address = (await process.stdout.readline()).decode().strip()
         yield address
+
+
+async def answer(handle: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]) -> None:
+    """Have requests to a free port of loopback handled, and print where; for ever."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    await asyncio.get_running_loop().create_server(web.Server(handle), sock=listener)
+    sys.stdout.write(f"http://127.0.0.1:{listener.getsockname()[1]}\n")
+    sys.stdout.flush()
+    await asyncio.Event().wait()
 
 
 def pwrite(folder: str) -> float:
@@ -92,17 +107,10 @@ def _timed(folder: str, work: Callable[[IO[bytes]], None]) -> float:
         return clock.monotonic() - begin
 
 
-async def _serve_nothing() -> None:
-    async def handle(request: web.BaseRequest) -> web.Response:
-        await request.read()
-        return web.Response(body=b'{"results":[]}', content_type="application/json")
-
-    listener = socket.create_server(("127.0.0.1", 0))
-    await asyncio.get_running_loop().create_server(web.Server(handle), sock=listener)
-    sys.stdout.write(f"http://127.0.0.1:{listener.getsockname()[1]}\n")
-    sys.stdout.flush()
-    await asyncio.Event().wait()
+async def _nothing(request: web.BaseRequest) -> web.Response:
+    await request.read()
+    return web.Response(body=b'{"results":[]}', content_type="application/json")
 
 
 if __name__ == "__main__":
-    uvloop.run(_serve_nothing())
+    uvloop.run(answer(_nothing))

@@ -40,9 +40,7 @@ async def measure(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
                 seconds.append(took)
                 memory.append(anonymous_mib(process.pid))
         finally:
-            if process.returncode is None:
-                process.kill()
-            await process.wait()
+            await children.end(process, 0.0)
     note = f"{queues:,} queues, {messages:,} messages"
     return [
         Line("ready after kill -9", "s", seconds, note=note, aim=Aim(at_most=2, of="value")),
@@ -89,6 +87,5 @@ async def _kill_under_load(process: Process, url: str, size: int) -> None:
 
         loads = asyncio.gather(*(load(number) for number in range(filling.LANES)))
         await asyncio.sleep(1.0)
-        process.kill()
-        await process.wait()
+        await children.end(process, 0.0)  # kill -9
         await loads

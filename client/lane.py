@@ -117,9 +117,10 @@ class Lane:
                     self._fail(piece, error)
             except BaseException as error:
                 closed = Closed("the producer was closed while the message was being sent")
+                reason = closed if isinstance(error, asyncio.CancelledError) else _died(error)
                 for piece in pieces:
                     if not piece.done:
-                        self._fail(piece, closed if isinstance(error, asyncio.CancelledError) else _died(error))
+                        self._fail(piece, reason)
                 raise
             self._free()
         self._task = None  # here and not in a callback: what is put from now on needs a task of its own

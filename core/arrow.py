@@ -43,7 +43,7 @@ _CODECS = {0: CODEC_LZ4, 1: CODEC_ZSTD}  # CompressionType
 _BUFFERS = 256  # of one batch: ours has 20 at most
 _PREFIX = struct.Struct("<Ii")
 _CONTINUATION = 0xFFFFFFFF
-_UNREADABLE = (pa.ArrowException, ValueError, OSError, NotImplementedError)  # what pyarrow raises for broken bytes
+_UNREADABLE = (pa.ArrowException, ValueError, OSError)  # what pyarrow raises for broken bytes
 _READ_OPTIONS = pa.ipc.IpcReadOptions(use_threads=False)
 _KNOWN_SCHEMAS = 256  # remembered, the last used; each of at most
 _KNOWN_BYTES = 4 * KIB

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -64,5 +63,4 @@ async def test_the_page_cache_is_not_the_disk(line: str, file: int, tmp_path: Pa
 
 async def test_a_test_may_block(tmp_path: Path) -> None:
     """Only Millpond's own code is watched."""
-    time.sleep(0)
     (tmp_path / "own").write_text("content")
