@@ -14,14 +14,17 @@ from benchmarks.harness import Aim, Line, Setup
 from benchmarks.process import family_mib
 from millpond.client.connection import Connection
 from millpond.client.load import batched
+from millpond.core.limits import SEAL_REST_SECONDS
 
 REST_MIB, LOAD_MIB = 200, 600
 CALM_SECONDS = 3.0
+REST_SECONDS = SEAL_REST_SECONDS + 10.0  # the sealing process, which is counted, has ended by then
 
 
 async def measure(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
-    """MiB at rest: fresh, and after producing and consuming in turn."""
+    """MiB at rest: fresh, and after producing and consuming in turn, at once and in the end."""
     fresh: list[float] = []
+    soon: list[float] = []
     after: list[float] = []
     names = count()
     for number in range(setup.rounds):
@@ -35,10 +38,14 @@ async def measure(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
                 rate = await batched.produce(connection, topic, setup.message_bytes, seconds=setup.seconds)
                 await batched.consume(connection, topic, "g", rate.count, setup.message_bytes)
             await asyncio.sleep(CALM_SECONDS)
+            soon.append(family_mib(service.pid))
+            tell("until the sealing process has ended")
+            await asyncio.sleep(REST_SECONDS - CALM_SECONDS)
             after.append(family_mib(service.pid))
     aim = Aim(at_most=REST_MIB, of="value")
     return [
         Line("memory at rest, fresh (RssAnon)", "MiB", fresh, aim=aim),
+        Line(f"memory {CALM_SECONDS:.0f} s after traffic (RssAnon)", "MiB", soon),
         Line("memory at rest, after traffic (RssAnon)", "MiB", after, aim=aim),
     ]
 

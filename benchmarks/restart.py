@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import tempfile
-from asyncio.subprocess import Process
+from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Iterator
 
 from benchmarks import children, filling
@@ -53,7 +53,7 @@ async def _start(data: str) -> tuple[Process, str, float]:
     began = clock.monotonic()
     process = await children.started(
         sys.executable, "-m", "millpond", "standalone", "--data", f"{data}/data", "--port", "0",
-        "--log-level", "error", "--local-bytes", str(KEEP_LOCAL_BYTES),
+        "--log-level", "error", "--local-bytes", str(KEEP_LOCAL_BYTES), stdout=PIPE,
     )  # fmt: skip
     url = await address_of(process)
     return process, url, clock.monotonic() - began

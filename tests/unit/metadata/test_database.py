@@ -275,8 +275,10 @@ async def test_read_sees_one_snapshot(database: Database) -> None:
 
 async def test_slow_call_times_out(path: Path) -> None:
     """A call that does not end in time is unavailable; it still ends, and its commit is told."""
+    before = Database(f"sqlite:///{path}", busy_ms=50, call_ms=5_000)
+    await before.create(lambda connection: None)
+    await before.close()
     database = Database(f"sqlite:///{path}", busy_ms=50, call_ms=100)
-    await database.create(lambda connection: None)
     go_on, committed = threading.Event(), threading.Event()
 
     def slow(connection: Connection) -> None:
