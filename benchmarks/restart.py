@@ -1,12 +1,14 @@
 """How long a killed service takes to be ready again, and what it holds in memory then.
 
 Fills a fresh directory over HTTP (10,000 queues, 10 M messages of 1 KiB by default: 11 GB), kills the service under
-load with SIGKILL, and starts it again on the same directory: from the start of the process to `ready`.
+load with SIGKILL, and starts it again on the same directory: from the start of the process to `ready`. Its bytecode is
+there by then, as it is wherever Python may keep it (PYTHONDONTWRITEBYTECODE adds 0.3 to 0.7 s).
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import tempfile
 from asyncio.subprocess import PIPE, Process
@@ -50,10 +52,11 @@ async def measure(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
 
 async def _start(data: str) -> tuple[Process, str, float]:
     clock = SystemClock()
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     began = clock.monotonic()
     process = await children.started(
         sys.executable, "-m", "millpond", "standalone", "--data", f"{data}/data", "--port", "0",
-        "--log-level", "error", "--local-bytes", str(KEEP_LOCAL_BYTES), stdout=PIPE,
+        "--log-level", "error", "--local-bytes", str(KEEP_LOCAL_BYTES), stdout=PIPE, env=env,
     )  # fmt: skip
     url = await address_of(process)
     return process, url, clock.monotonic() - began

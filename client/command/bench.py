@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from millpond.client.command import bench_table, show
 from millpond.client.command.bench_systems import (
@@ -29,6 +28,9 @@ from millpond.client.command.bench_table import Figure, Figures
 from millpond.client.command.session import ApiKey, AsJson, Url, run
 from millpond.client.connection import Connection
 from millpond.client.load import kafka
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 KINDS = (BATCHED, READ, CONSUME, SINGLE, LATENCY)
 WARM_SECONDS = 2.0  # of each system, uncounted, where two are compared
@@ -147,6 +149,8 @@ class Steps:
 @contextmanager
 def shown_steps(connection: Connection, machine: bool) -> Iterator[Steps]:
     """Bars on stderr; a line for each step where that is no terminal; nothing for machines."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
     bar = Progress(
         TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}"), TimeElapsedColumn(),
         console=show.ERR, transient=True, disable=machine or not show.ERR.is_terminal,

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TransferSpeedColumn
 from rich.table import Table
 
 from millpond.client.command.exits import Failure
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 WIDE = 500  # columns, where stdout is no terminal: a file or a pipe has no width to fit
 
@@ -62,6 +64,15 @@ def escape(text: str) -> str:
 
 def progress(machine: bool, bytes_: bool = False) -> Progress:
     """A progress bar on stderr; none for machines, nor where stderr is no terminal."""
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TransferSpeedColumn,
+    )
+
     counts: list[Any] = [TransferSpeedColumn()] if bytes_ else [MofNCompleteColumn()]
     return Progress(
         TextColumn("{task.description}"), BarColumn(), *counts, TextColumn("{task.fields[note]}"), TimeElapsedColumn(),

@@ -1,12 +1,13 @@
 """The console entry `millpond`, and the one place that sees all parts: it wires the command with what starts them.
 
-Parts are imported only when a command starts them, so that `millpond produce` does not load a store.
+Parts are imported only when a command starts them, so that `millpond produce` does not load a store; and in the running
+process, which stops by a signal from then on and does not look for garbage among what is loaded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import typer
@@ -14,6 +15,9 @@ import typer
 from millpond.client.command.app import build
 from millpond.client.command.parts import Starters
 from millpond.core.config import Config
+
+if TYPE_CHECKING:
+    from millpond.process import Running
 
 
 def main() -> None:
@@ -27,35 +31,50 @@ def application() -> typer.Typer:
 
 def _standalone(config: Config, ready_file: str | None) -> int:
     from millpond.process import run
-    from millpond.standalone import Standalone
 
-    return run(lambda: Standalone.start(config), config, ready_file)
+    async def start() -> Running:
+        from millpond.standalone import Standalone
+
+        return await Standalone.start(config)
+
+    return run(start, config, ready_file)
 
 
 def _metadata(config: Config, ready_file: str | None) -> int:
-    from millpond import apart
     from millpond.process import run
 
-    return run(lambda: apart.start_metadata(config), config, ready_file)
+    async def start() -> Running:
+        from millpond.apart import start_metadata
+
+        return await start_metadata(config)
+
+    return run(start, config, ready_file)
 
 
 def _store(config: Config, ready_file: str | None) -> int:
-    from millpond import apart
     from millpond.process import run
 
-    return run(lambda: apart.start_store(config), config, ready_file)
+    async def start() -> Running:
+        from millpond.apart import start_store
+
+        return await start_store(config)
+
+    return run(start, config, ready_file)
 
 
 def _proxy(config: Config, ready_file: str | None) -> int:
     from millpond.process import run
 
-    if config.proxy.processes != 1:
-        from millpond.workers import Workers
+    async def start() -> Running:
+        if config.proxy.processes != 1:
+            from millpond.workers import Workers
 
-        return run(lambda: Workers.start(config), config, ready_file)
-    from millpond import apart
+            return await Workers.start(config)
+        from millpond.apart import start_proxy
 
-    return run(lambda: apart.start_proxy(config), config, ready_file)
+        return await start_proxy(config)
+
+    return run(start, config, ready_file)
 
 
 def _replay(

@@ -29,7 +29,9 @@ from millpond.memory import Tidier
 
 CANNOT_START = (StartupError, MillpondError, OSError)  # in words, without a traceback
 CLOSE_SECONDS = 30.0  # draining, checkpoint and mark; systemd's default patience is 90 s
-GC_THRESHOLD = (50_000, 20, 50)  # a request makes dozens of objects that die with it: collect once in a thousand
+# A request makes dozens of objects that die with it: collect once in a thousand. What is imported stays: garbage was
+# looked for in it during a twelfth of a start.
+GC_THRESHOLD = (50_000, 20, 50)
 log = logging.getLogger("millpond")
 
 
@@ -62,6 +64,7 @@ def run(start: Callable[[], Awaitable[Running]], config: Config, ready_file: str
 def prepare(config: Config, worker: int | None = None) -> None:
     """What a process needs before it imports and starts parts. Raises StartupError."""
     logs.configure(config.log_level, config.log_json, worker)
+    gc.set_threshold(*GC_THRESHOLD)
     do_without_pandas()
 
 
@@ -111,7 +114,6 @@ async def until_ended(
         return exits.DONE
     running = await starting
     gc.freeze()  # what is loaded now stays: a collection need not look at it again
-    gc.set_threshold(*GC_THRESHOLD)
     tidying = asyncio.create_task(Tidier().run(), name="memory")
     tidying.add_done_callback(_tell_death)
     try:

@@ -382,6 +382,7 @@ async def test_a_superseded_primary_cannot_commit(world: World) -> None:
 
     world.clock.now_ms = NOON + DAY_MS
     sealer = await world.restart(objects=Overtaken(world.objects, None, None))
+    world.source.wake.set()
     with pytest.raises(Conflict) as refused:
         await sealer.loop()
     assert refused.value.code == "epoch_superseded"
@@ -405,6 +406,7 @@ async def test_the_loop_waits_for_the_tier_and_goes_on(world: World, monkeypatch
             sealed.set()
 
     monkeypatch.setattr(world.source, "tiered", tell)
+    world.source.wake.set()
     loop = asyncio.create_task(sealer.loop())
     async with asyncio.timeout(20):
         await sealed.wait()
@@ -412,6 +414,22 @@ async def test_the_loop_waits_for_the_tier_and_goes_on(world: World, monkeypatch
     await asyncio.gather(loop, return_exceptions=True)
     assert sealer.counters()["seal_failures_total"] == 3
     assert await world.tiered() == [1, 0, 0]
+
+
+async def test_the_loop_begins_when_it_is_woken(world: World) -> None:
+    """A store that starts has other things to do than to look at its topics: they wait for a wake, or a tick."""
+    world.source.append(0, [b"a"])
+    world.clock.now_ms = NOON + DAY_MS
+    loop = asyncio.create_task(world.sealer.loop())
+    while not world.source.wake._waiters:  # type: ignore[attr-defined]  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    assert await world.tiered() == [0, 0, 0]
+    world.source.wake.set()
+    async with asyncio.timeout(20):
+        while await world.tiered() != [1, 0, 0]:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    loop.cancel()
+    await asyncio.gather(loop, return_exceptions=True)
 
 
 async def test_a_gap_in_the_log_is_an_error(world: World) -> None:
