@@ -11,6 +11,7 @@ import json
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,10 +44,10 @@ QUERIES = {  # what takes more than a schema says, such as exactly one of three
 NEVER_SERVED = {"DELETE /v1/tenant/keys/{key_id}"}  # there is no key
 
 
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Process]:
     """A standalone with something of every kind in it."""
-    process = standalone(tmp_path_factory.mktemp("openapi"))
+    process = standalone(tmp_path)
     session = {"id": "p", "queue": 0, "first": 0, "last": 0}
     try:
         asyncio.run(process.start())
