@@ -1,8 +1,8 @@
 """`python -m benchmarks.page [RESULT.json ..]`: docs/benchmarks.md and its charts, from what runs wrote.
 
-Several results of one machine become one page; a later figure of the same name replaces an earlier one. Together they
-are kept as benchmarks/results/latest.json, which is also what is read when none is named. Every figure on the page is
-out of that file.
+Several results of one machine become one page; a later figure of the same name replaces an earlier one, except what the
+host took: each run's share stays. Together they are kept as benchmarks/results/latest.json, which is also what is read
+when none is named. Every figure on the page is out of that file.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from benchmarks.compare import OURS
 from benchmarks.harness import Line
 from benchmarks.ours import WORKS
 from benchmarks.report import PeerReport, Result
+from benchmarks.stolen import TAKEN
 
 ROOT = Path(__file__).parent.parent
 LATEST = report.RESULTS / "latest.json"
@@ -50,7 +51,11 @@ def merged(results: Sequence[Result]) -> Result:
     last = results[-1]
     if any(one.machine != last.machine for one in results):
         raise ValueError("results of different machines do not make one page")
-    lines = {line.name: line for one in results for line in one.lines}
+    lines: dict[str, Line] = {}
+    for line in (line for one in results for line in one.lines):
+        before = lines.get(line.name) if line.name.startswith(TAKEN) else None
+        values = line.values if before is None else [*before.values, *line.values]
+        lines[line.name] = msgspec.structs.replace(line, values=values)
     peers: dict[str, PeerReport] = {}
     for peer in (peer for one in results for peer in one.peers):
         before = peers.get(peer.key)

@@ -11,6 +11,7 @@ from pathlib import Path
 from benchmarks.harness import Line
 
 STAT = Path("/proc/stat")
+TAKEN = "taken by the host under"
 _STEAL = 7  # of the numbers behind "cpu": user, nice, system, idle, iowait, irq, softirq, steal, ..
 
 
@@ -25,7 +26,7 @@ class Stolen:
         spent = [now - then for now, then in zip(_ticks(), self._before, strict=True)]
         if sum(spent) <= 0:
             return []
-        return [Line(f"taken by the host under {what}", "% of the cores", [100 * spent[_STEAL] / sum(spent)])]
+        return [Line(f"{TAKEN} {what}", "% of the cores", [100 * spent[_STEAL] / sum(spent)])]
 
 
 def _ticks() -> list[int]:

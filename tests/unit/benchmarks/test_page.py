@@ -79,6 +79,15 @@ def test_results_of_one_machine_are_merged() -> None:
     assert both.command.splitlines() == [RESULT.command, "second"]
 
 
+def test_what_the_host_took_of_each_run_is_told() -> None:
+    """A calm run does not hide a disturbed one, whose other figures stay on the page."""
+    share = "taken by the host under produce"
+    one, two = (
+        msgspec.structs.replace(RESULT, lines=[Line(share, "% of the cores", [value])]) for value in (12.0, 0.5)
+    )
+    assert [line.values for line in page.merged([one, two]).lines] == [[12.0, 0.5]]
+
+
 def test_results_of_two_machines_are_not_merged() -> None:
     """Their figures cannot be compared."""
     other = msgspec.structs.replace(RESULT, machine={**RESULT.machine, "cpu": "another"})
