@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, Literal
 
@@ -9,8 +10,10 @@ import msgspec
 
 from millpond.client.connection import Connection, path_of
 from millpond.core import limits
+from millpond.core.errors import Unavailable
 
-FLUSH_SECONDS = 600.0  # sealing everything there is may take long
+FLUSH_SECONDS = 1_800.0  # sealing everything there is may take long: 10 GB a minute or two
+FLUSH_PAUSE_SECONDS = 0.1  # the service answers after a part of that time, and goes on
 Durability = Literal["flush", "memory"]
 
 
@@ -117,11 +120,18 @@ class Topics:
         return answer.queues
 
     async def flush(self, topic: str) -> dict[str, Any]:
-        """Seal all confirmed messages to the tier now; waits until it is done."""
-        done = await self._connection.json(
-            "POST", path_of("topics", topic, "flush"), {}, repeatable=True, timeout_seconds=FLUSH_SECONDS
-        )
-        return _map(done)
+        """Seal all confirmed messages to the tier now; waits until it is done. Raises Unavailable(deadline_exceeded)
+        when that takes longer than FLUSH_SECONDS: it goes on all the same."""
+        clock, path = self._connection.clock, path_of("topics", topic, "flush")
+        until = clock.monotonic() + FLUSH_SECONDS
+        while True:
+            try:
+                done = await self._connection.json("POST", path, {}, repeatable=True, timeout_seconds=FLUSH_SECONDS)
+                return _map(done)
+            except Unavailable as error:
+                if error.code != "deadline_exceeded" or clock.monotonic() >= until:
+                    raise
+            await asyncio.sleep(FLUSH_PAUSE_SECONDS)
 
     async def history(
         self, topic: str, from_ms: int | None = None, to_ms: int | None = None, clock: str | None = None
