@@ -85,15 +85,17 @@ class Service(NamedTuple):
 most_mib: list[float] = []  # the greatest anonymous memory of each service that has ended
 
 
+def standalone(data: str, *options: str) -> list[str]:
+    """The command of a service over the directory `data`, at a free port."""
+    return [sys.executable, "-m", "millpond", "standalone", "--data", data, "--port", "0", *options]
+
+
 @asynccontextmanager
 async def service(folder: str, *options: str) -> AsyncIterator[Service]:
     """A `millpond standalone` with these command line options, in a fresh directory below `folder` (default: the
     system's)."""
     with tempfile.TemporaryDirectory(prefix="millpond-bench-", dir=folder or None) as data:
-        command = [
-            sys.executable, "-m", "millpond", "standalone", "--data", f"{data}/data", "--port", "0",
-            "--log-level", "warning", *options,
-        ]  # fmt: skip
+        command = standalone(f"{data}/data", "--log-level", "warning", *options)
         async with children.running(*command, friendly_seconds=STOP_SECONDS) as process:
             url = await address_of(process)
             memory = Memory(process.pid)

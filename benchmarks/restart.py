@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 import tempfile
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Iterator
 
 from benchmarks import children, filling
-from benchmarks.harness import Aim, Line, Setup, address_of
+from benchmarks.harness import Aim, Line, Setup, address_of, standalone
 from benchmarks.process import anonymous_mib
 from millpond.client.connection import Connection
 from millpond.core.clock import SystemClock
@@ -54,10 +53,8 @@ async def _start(data: str) -> tuple[Process, str, float]:
     clock = SystemClock()
     env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     began = clock.monotonic()
-    process = await children.started(
-        sys.executable, "-m", "millpond", "standalone", "--data", f"{data}/data", "--port", "0",
-        "--log-level", "error", "--local-bytes", str(KEEP_LOCAL_BYTES), stdout=PIPE, env=env,
-    )  # fmt: skip
+    options = ("--log-level", "error", "--local-bytes", str(KEEP_LOCAL_BYTES))
+    process = await children.started(*standalone(f"{data}/data", *options), stdout=PIPE, env=env)
     url = await address_of(process)
     return process, url, clock.monotonic() - began
 

@@ -126,8 +126,8 @@ class Topics:
         until = clock.monotonic() + FLUSH_SECONDS
         while True:
             try:
-                done = await self._connection.json("POST", path, {}, repeatable=True, timeout_seconds=FLUSH_SECONDS)
-                return _map(done)
+                left = max(1.0, until - clock.monotonic())
+                return _map(await self._connection.json("POST", path, {}, repeatable=True, timeout_seconds=left))
             except Unavailable as error:
                 if error.code != "deadline_exceeded" or clock.monotonic() >= until:
                     raise

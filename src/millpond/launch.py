@@ -6,7 +6,7 @@ process, which stops by a signal from then on and does not look for garbage amon
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -32,10 +32,10 @@ def application() -> typer.Typer:
 def _standalone(config: Config, ready_file: str | None) -> int:
     from millpond.process import run
 
-    async def start() -> Running:
+    def start() -> Awaitable[Running]:
         from millpond.standalone import Standalone
 
-        return await Standalone.start(config)
+        return Standalone.start(config)
 
     return run(start, config, ready_file)
 
@@ -43,10 +43,10 @@ def _standalone(config: Config, ready_file: str | None) -> int:
 def _metadata(config: Config, ready_file: str | None) -> int:
     from millpond.process import run
 
-    async def start() -> Running:
+    def start() -> Awaitable[Running]:
         from millpond.apart import start_metadata
 
-        return await start_metadata(config)
+        return start_metadata(config)
 
     return run(start, config, ready_file)
 
@@ -54,10 +54,10 @@ def _metadata(config: Config, ready_file: str | None) -> int:
 def _store(config: Config, ready_file: str | None) -> int:
     from millpond.process import run
 
-    async def start() -> Running:
+    def start() -> Awaitable[Running]:
         from millpond.apart import start_store
 
-        return await start_store(config)
+        return start_store(config)
 
     return run(start, config, ready_file)
 
@@ -65,14 +65,14 @@ def _store(config: Config, ready_file: str | None) -> int:
 def _proxy(config: Config, ready_file: str | None) -> int:
     from millpond.process import run
 
-    async def start() -> Running:
+    def start() -> Awaitable[Running]:
         if config.proxy.processes != 1:
             from millpond.workers import Workers
 
-            return await Workers.start(config)
+            return Workers.start(config)
         from millpond.apart import start_proxy
 
-        return await start_proxy(config)
+        return start_proxy(config)
 
     return run(start, config, ready_file)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +10,11 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from support.faulty import Faulty, raising
 
-from millpond.core.errors import Conflict, Internal, Unavailable
+from millpond.core.errors import Internal, Unavailable
 from millpond.core.limits import MIB, SEAL_QUEUES
 from millpond.core.schema import PAYLOAD_COLUMNS, TAG, TIER_SCHEMA
-from millpond.core.tier.staged import StagedInMemory
 from millpond.metadata.client import TopicSettings
 from millpond.store.client import StoredFrame
 
@@ -28,40 +27,6 @@ DAY_MS = 86_400_000
 
 class Crash(Exception):
     """The process dies here."""
-
-
-class Faulty:
-    """`target`, except that `before(name)` or `after(name)` of a method may raise."""
-
-    def __init__(self, target: Any, before: Callable[[str], None] | None, after: Callable[[str], None] | None) -> None:
-        self.target, self.before, self.after = target, before, after
-
-    def stage(self) -> StagedInMemory:
-        return StagedInMemory(self)
-
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self.target, name)
-
-        async def call(*arguments: Any) -> Any:
-            if self.before:
-                self.before(name)
-            answer = await method(*arguments)
-            if self.after:
-                self.after(name)
-            return answer
-
-        return call
-
-
-def raising(where: str, error: Exception, times: int = 1) -> Callable[[str], None]:
-    left = [times]
-
-    def act(name: str) -> None:
-        if name == where and left[0]:
-            left[0] -= 1
-            raise error
-
-    return act
 
 
 def object_files(world: World) -> list[Path]:
@@ -367,69 +332,6 @@ async def test_an_object_with_other_bytes_is_never_committed(world: World) -> No
     assert error.value.code == "tier_corrupt"
     assert await world.tiered() == [0, 0, 0]
     assert not any(world.source.told.values())
-
-
-async def test_a_superseded_primary_cannot_commit(world: World) -> None:
-    """Another primary has taken over between PUT and commit: the commit is refused and the sealer ends."""
-    world.source.append(0, [b"a"])
-    done = asyncio.Event()
-
-    class Overtaken(Faulty):
-        async def put_new(self, key: str, data: bytes, sha256: str) -> None:
-            await self.target.put_new(key, data, sha256)
-            await world.metadata.register_store("a", "node", "")
-            done.set()
-
-    world.clock.now_ms = NOON + DAY_MS
-    sealer = await world.restart(objects=Overtaken(world.objects, None, None))
-    world.source.wake.set()
-    with pytest.raises(Conflict) as refused:
-        await sealer.loop()
-    assert refused.value.code == "epoch_superseded"
-    assert done.is_set()
-    assert await world.tiered() == [0, 0, 0]
-
-
-async def test_the_loop_waits_for_the_tier_and_goes_on(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the tier is away the loop pauses and tries again; when it is back, what is due is sealed."""
-    monkeypatch.setattr("millpond.store.tier.sealer.SEAL_PAUSE_SECONDS_MOST", 0.001)
-    world.source.append(0, [b"a"])
-    world.clock.now_ms = NOON + DAY_MS
-    away = Unavailable("tier_unavailable", "away")
-    sealer = await world.restart(objects=Faulty(world.objects, raising("put_new", away, times=3), None))
-    sealed = asyncio.Event()
-    told = world.source.tiered
-
-    def tell(queue_id: int, end: int) -> None:
-        told(queue_id, end)
-        if end:
-            sealed.set()
-
-    monkeypatch.setattr(world.source, "tiered", tell)
-    world.source.wake.set()
-    loop = asyncio.create_task(sealer.loop())
-    async with asyncio.timeout(20):
-        await sealed.wait()
-    loop.cancel()
-    await asyncio.gather(loop, return_exceptions=True)
-    assert sealer.counters()["seal_failures_total"] == 3
-    assert await world.tiered() == [1, 0, 0]
-
-
-async def test_the_loop_begins_when_it_is_woken(world: World) -> None:
-    """A store that starts has other things to do than to look at its topics: they wait for a wake, or a tick."""
-    world.source.append(0, [b"a"])
-    world.clock.now_ms = NOON + DAY_MS
-    loop = asyncio.create_task(world.sealer.loop())
-    while not world.source.wake._waiters:  # type: ignore[attr-defined]  # noqa: ASYNC110
-        await asyncio.sleep(0)
-    assert await world.tiered() == [0, 0, 0]
-    world.source.wake.set()
-    async with asyncio.timeout(20):
-        while await world.tiered() != [1, 0, 0]:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-    loop.cancel()
-    await asyncio.gather(loop, return_exceptions=True)
 
 
 async def test_a_gap_in_the_log_is_an_error(world: World) -> None:

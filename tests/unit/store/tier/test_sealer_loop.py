@@ -1,0 +1,84 @@
+"""The sealer's own rounds: when they begin, pause and end."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+from support.faulty import Faulty, raising
+
+from millpond.core.errors import Conflict, Unavailable
+
+if TYPE_CHECKING:
+    from conftest import World
+
+NOON = 1_700_049_600_000  # 2023-11-15 12:00 UTC, as in conftest
+DAY_MS = 86_400_000
+
+
+async def test_the_first_round_waits_to_be_woken(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that starts has other things to do than to look at its topics."""
+    looked, topics = asyncio.Event(), world.source.topics
+
+    def noted() -> list[tuple[int, int]]:
+        looked.set()
+        return topics()
+
+    monkeypatch.setattr(world.source, "topics", noted)
+    loop = asyncio.create_task(world.sealer.loop())
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert not looked.is_set()
+    world.source.wake.set()
+    async with asyncio.timeout(4):  # less than a tick
+        await looked.wait()
+    loop.cancel()
+    await asyncio.gather(loop, return_exceptions=True)
+
+
+async def test_the_loop_waits_for_the_tier_and_goes_on(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the tier is away the loop pauses and tries again; when it is back, what is due is sealed."""
+    monkeypatch.setattr("millpond.store.tier.sealer.SEAL_PAUSE_SECONDS_MOST", 0.001)
+    world.source.append(0, [b"a"])
+    world.clock.now_ms = NOON + DAY_MS
+    away = Unavailable("tier_unavailable", "away")
+    sealer = await world.restart(objects=Faulty(world.objects, raising("put_new", away, times=3), None))
+    sealed = asyncio.Event()
+    told = world.source.tiered
+
+    def tell(queue_id: int, end: int) -> None:
+        told(queue_id, end)
+        if end:
+            sealed.set()
+
+    monkeypatch.setattr(world.source, "tiered", tell)
+    world.source.wake.set()
+    loop = asyncio.create_task(sealer.loop())
+    async with asyncio.timeout(20):
+        await sealed.wait()
+    loop.cancel()
+    await asyncio.gather(loop, return_exceptions=True)
+    assert sealer.counters()["seal_failures_total"] == 3
+    assert await world.tiered() == [1, 0, 0]
+
+
+async def test_a_superseded_primary_cannot_commit(world: World) -> None:
+    """Another primary has taken over between PUT and commit: the commit is refused and the sealer ends."""
+    world.source.append(0, [b"a"])
+    done = asyncio.Event()
+
+    class Overtaken(Faulty):
+        async def put_new(self, key: str, data: bytes, sha256: str) -> None:
+            await self.target.put_new(key, data, sha256)
+            await world.metadata.register_store("a", "node", "")
+            done.set()
+
+    world.clock.now_ms = NOON + DAY_MS
+    sealer = await world.restart(objects=Overtaken(world.objects, None, None))
+    world.source.wake.set()
+    with pytest.raises(Conflict) as refused:
+        await sealer.loop()
+    assert refused.value.code == "epoch_superseded"
+    assert done.is_set()
+    assert await world.tiered() == [0, 0, 0]
