@@ -1,6 +1,7 @@
 """The machine's own limits: what no service on it can pass. Each figure is one round.
 
 nothing       an aiohttp low-level handler that reads the body and answers 200, in a process of its own
+waiting       the same, which waits before it answers; waits that end at about the same time end together, as ours do
 pwrite        16 MiB blocks into a fresh file, each followed by fdatasync
 fdatasync     of one 4 KiB write
 crc32c        of 16 MiB blocks in memory
@@ -13,6 +14,7 @@ import os
 import socket
 import sys
 import tempfile
+from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import IO
@@ -24,6 +26,7 @@ from aiohttp import web
 from benchmarks import children
 from benchmarks.harness import Line, Setup
 from millpond.core.clock import SystemClock
+from millpond.store.waiters import Ends
 
 FDATASYNC = "fdatasync 4 KiB"
 START_SECONDS = 30.0
@@ -43,6 +46,11 @@ async def measure(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
 def nothing() -> AbstractAsyncContextManager[str]:
     """The address of a handler that does nothing."""
     return answering("benchmarks.limits")
+
+
+def waiting(seconds: float) -> AbstractAsyncContextManager[Process]:
+    """A handler that waits so long before it answers; its first line is its address."""
+    return children.running(sys.executable, "-m", "benchmarks.limits", str(seconds))
 
 
 @asynccontextmanager
@@ -112,5 +120,18 @@ async def _nothing(request: web.BaseRequest) -> web.Response:
     return web.Response(body=b'{"results":[]}', content_type="application/json")
 
 
+async def _waits(seconds: float) -> None:
+    ends, loop = Ends(), asyncio.get_running_loop()
+
+    async def wait(request: web.BaseRequest) -> web.Response:
+        await request.read()
+        over: asyncio.Future[bool] = loop.create_future()
+        ends.add(over, seconds)
+        await over
+        return web.Response(body=b'{"messages":[]}', content_type="application/json")
+
+    await answer(wait)
+
+
 if __name__ == "__main__":
-    uvloop.run(answer(_nothing))
+    uvloop.run(_waits(float(sys.argv[1])) if len(sys.argv) > 1 else answer(_nothing))

@@ -1,8 +1,9 @@
 """Long polls that wait: what 5,000 of them take, and how soon a message reaches one of 100.
 
-A poll is a kept-alive connection with a receive of 30 s, renewed when it ends, as a consumer does it: the polls begin
-spread over the 30 s, and what is counted is the 30 s after the last one began, so it holds one renewal of each. They
-come from a process of its own (`python -m benchmarks.waiting URL CONNECTIONS`), in groups of 50 over as many topics.
+A poll is a kept-alive connection with a receive of 30 s, renewed when it ends, as a consumer does it. The polls begin
+spread over 30 s; what is counted are 30 s once the service has tidied up behind that, so they hold one renewal of each.
+They come from a process of its own (`python -m benchmarks.waiting URL CONNECTIONS`), in groups of 50 over as many
+topics. The limit beside it: the same polls of a handler that does nothing else.
 """
 
 from __future__ import annotations
@@ -20,17 +21,20 @@ from urllib.parse import urlsplit
 import numpy as np
 import uvloop
 
-from benchmarks import children, filling, harness
+from benchmarks import children, filling, harness, limits
 from benchmarks.harness import Aim, Line, Setup
 from benchmarks.process import anonymous_mib, cpu_seconds
 from millpond.client.connection import Connection
 from millpond.core.clock import SystemClock
+from millpond.memory import LOOK_SECONDS
 
 POLLS, WAITING, TOPICS, PER_GROUP = 5_000, 100, 100, 50
 WAIT_MS = 30_000
 CALM_SECONDS = WAIT_MS / 1000
+TIDIED_SECONDS = 2.5 * LOOK_SECONDS
 PER_SECOND = 100  # messages to those that wait
 OPEN_FILES = 16_384
+ONLY_WAITS = f"handler that only waits, {POLLS:,} polls"
 
 
 async def measure(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
@@ -42,22 +46,22 @@ async def measure(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
             await _visited(connection)
         await asyncio.sleep(1.0)
         before = anonymous_mib(service.pid)
-        tell(f"{POLLS:,} long polls begin over {CALM_SECONDS:.0f} s, then wait as long")
-        async with _polls(service.url, POLLS):
-            began = cpu_seconds(service.pid)
-            await asyncio.sleep(CALM_SECONDS)
-            share = (cpu_seconds(service.pid) - began) / CALM_SECONDS
-            memory = anonymous_mib(service.pid)
+        share, memory = await _held(service.pid, service.url, "long polls", tell)
         times = []
         for number in range(setup.rounds):
             tell(f"arrival to answer, {WAITING} waiting, round {number + 1} of {setup.rounds}")
             async with Connection(service.url) as connection:
                 times.append(await _arrivals(connection, number, setup))
+    async with limits.waiting(CALM_SECONDS) as process:
+        assert process.stdout is not None
+        url = (await process.stdout.readline()).decode().strip()
+        least, _ = await _held(process.pid, url, "polls of a handler that only waits", tell)
     note = f"{POLLS:,} polls of {CALM_SECONDS:.0f} s"
     return [
         Line(f"memory with {POLLS:,} long polls (RssAnon)", "MiB", [memory], note=note, aim=_at_most(300)),
         Line("memory before them (RssAnon)", "MiB", [before]),
-        Line(f"{POLLS:,} long polls", "% of a core", [100 * share], note=note, aim=_at_most(2)),
+        Line(f"{POLLS:,} long polls", "% of a core", [share], ONLY_WAITS, note=note, aim=_at_most(2)),
+        Line(ONLY_WAITS, "% of a core", [least]),
         *(
             Line(f"arrival to answer {name}, {WAITING} waiting", "ms", [float(np.quantile(one, q)) for one in times])
             for name, q in (("p50", 0.5),)
@@ -67,6 +71,16 @@ async def measure(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
             aim=_at_most(10),
         ),
     ]  # fmt: skip
+
+
+async def _held(pid: int, url: str, what: str, tell: Callable[[str], None]) -> tuple[float, float]:
+    """% of a core that a process takes while so many polls wait there, and its MiB."""
+    tell(f"{POLLS:,} {what} begin over {CALM_SECONDS:.0f} s, then wait as long")
+    async with _polls(url, POLLS):
+        await asyncio.sleep(TIDIED_SECONDS)
+        began = cpu_seconds(pid)
+        await asyncio.sleep(CALM_SECONDS)
+        return 100 * (cpu_seconds(pid) - began) / CALM_SECONDS, anonymous_mib(pid)
 
 
 def _at_most(value: float) -> Aim:

@@ -7,7 +7,9 @@
     answer       no bound                 STALL_SECONDS without a byte taken by the client: aborted
     connections  no bound                 `Bounds.connections`: further ones are told 503 and closed
 
-Time is watched by one sweep over all connections, not by a timer each: a request costs two attribute writes.
+Time is watched by one sweep, not by a timer each: a request costs two attribute writes. It looks at the connections
+that are in `watched`: those that have no whole head yet, or whose client takes nothing. Others, long polls among them,
+cost nothing.
 This file and `server.py` are the only ones that know aiohttp's `RequestHandler` from inside.
 """
 
@@ -76,9 +78,12 @@ class Connection(web.RequestHandler):
     its bound and came in one piece, so that only the dispatcher can refuse it."""
 
     __slots__ = ("_at_hand", "_begun", "_bounds", "_head_bytes", "_head_since", "_held", "_prompting", "_prompts",
-                 "_refused", "_stall_bytes", "_stall_since", "_straight", "long_head", "waiting")  # fmt: skip
+                 "_refused", "_stall_bytes", "_stall_since", "_straight", "_watched", "long_head",
+                 "waiting")  # fmt: skip
 
-    def __init__(self, manager: web.Server, bounds: Bounds, prompts: Prompts, refused: bool) -> None:
+    def __init__(
+        self, manager: web.Server, bounds: Bounds, prompts: Prompts, watched: set[Connection], refused: bool
+    ) -> None:
         loop = asyncio.get_running_loop()
         super().__init__(
             manager,
@@ -103,12 +108,22 @@ class Connection(web.RequestHandler):
         self._prompts = prompts
         self._prompting: Prompt | None = None  # the answer to a request is under way without a task
         self._held = b""  # what came meanwhile
+        self._watched = watched
         self.long_head = False
         self.waiting: asyncio.Task[object] | None = None
 
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._watched.add(self)
+
     def connection_lost(self, exc: BaseException | None) -> None:
         super().connection_lost(exc)
+        self._watched.discard(self)
         self.end_waiting()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watched.add(self)
 
     def end_waiting(self) -> None:
         """Cancel the long poll that waits here, if one does."""
@@ -273,21 +288,21 @@ class Connection(web.RequestHandler):
         """Bytes came and there is still no whole head."""
         if self._head_since is None:
             self._head_since = self._loop.time()
+            self._watched.add(self)
         self._head_bytes += size
         if self._head_bytes > self._bounds.header_bytes:
             self.end_with(headers_too_large(self._bounds.header_bytes))
 
     def sweep(self, now: float) -> None:
-        """Called about every second: end what has taken too long."""
+        """Called about every second while it is watched: end what has taken too long."""
         transport = self.transport
         if transport is None:
             return
-        if self._refused:
-            if self._head_since is not None and now - self._head_since > REFUSED_SECONDS:
-                self._refuse()
-            return
         since = self._head_since
-        if since is not None and now - since > self._bounds.header_seconds:
+        if self._refused:
+            if since is not None and now - since > REFUSED_SECONDS:
+                self._refuse()
+        elif since is not None and now - since > self._bounds.header_seconds:
             if self._head_bytes:
                 self.end_with(RequestTimeout("request_timeout", "the request's head came too slowly"))
             else:
@@ -296,6 +311,8 @@ class Connection(web.RequestHandler):
             self._sweep_stalled(now, transport)
         else:
             self._stall_since = None
+            if since is None:
+                self._watched.discard(self)
 
     def _sweep_stalled(self, now: float, transport: asyncio.Transport) -> None:
         left = transport.get_write_buffer_size()

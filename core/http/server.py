@@ -262,13 +262,15 @@ class _Server(web.Server):
         super().__init__(handler)
         self._prompts = prompts
         self._bounds = bounds
+        self._watched: set[Connection] = set()
 
     @property
     def count(self) -> int:
         return len(self._connections)
 
     def __call__(self) -> Connection:
-        return Connection(self, self._bounds, self._prompts, refused=len(self._connections) >= self._bounds.connections)
+        refused = len(self._connections) >= self._bounds.connections
+        return Connection(self, self._bounds, self._prompts, self._watched, refused)
 
     def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
         if len(self._connections) >= self._bounds.connections + REFUSED_CONNECTIONS:
@@ -280,8 +282,8 @@ class _Server(web.Server):
         while True:
             await asyncio.sleep(min(1.0, self._bounds.header_seconds / 4, self._bounds.stall_seconds / 4))
             now = loop.time()
-            for connection in list(self._connections):
-                cast(Connection, connection).sweep(now)
+            for connection in list(self._watched):
+                connection.sweep(now)
 
     def end_waiting(self) -> None:
         for connection in list(self._connections):
