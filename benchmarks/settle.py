@@ -1,25 +1,24 @@
 """Lease and ack: every message is leased, received and acked. By receipt with Arrow, through the SDK; by lease ids in
-JSON, over plain HTTP. All of it is counted from the first receive to the answer of the last ack."""
+JSON, over plain HTTP, with a handler beside it that does the least for the same requests (`json_least`). All of it is
+counted from the first receive to the answer of the last ack."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import count
 
-import aiohttp
 import msgspec
 
-from benchmarks import harness
-from benchmarks.harness import Line, Setup, interleaved
+from benchmarks import harness, json_api
+from benchmarks.harness import Aim, Line, Setup, interleaved
 from millpond.client.connection import Connection, path_of
 from millpond.client.groups import Groups
 from millpond.client.load import batched
 from millpond.client.topics import Topics
-from millpond.core.clock import SystemClock
-from millpond.core.limits import MIB, RECEIVE_BYTES_MOST, RECEIVE_MESSAGES
 
 BY_RECEIPT = 150_000  # messages that are there to be consumed, for each second of the setup
 BY_LEASE_ID = 50_000
+JSON, LEAST = "lease and ack, by lease id, JSON", "handler that settles nothing, JSON"
 TOPIC = "bench.settle"
 _groups = count()
 
@@ -30,15 +29,20 @@ async def measure(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
         total, size = int(BY_RECEIPT * setup.seconds), setup.message_bytes
         tell(f"{total:,} messages to lease and ack")
         await batched.produce(connection, TOPIC, setup.message_bytes, count=total)
-        runs = {
-            "lease and ack, by receipt, Arrow": lambda: by_receipt(connection, total, size, as_messages=False),
-            "lease and ack, by receipt, messages": lambda: by_receipt(connection, total, size, as_messages=True),
-            "lease and ack, by lease id, JSON": lambda: by_lease_id(
-                service.url, min(total, int(BY_LEASE_ID * setup.seconds))
-            ),
-        }
-        found = await interleaved(setup.rounds, runs, tell)
-    return [Line(name, "messages/s", values) for name, values in found.items()]
+        fewer = min(total, int(BY_LEASE_ID * setup.seconds))
+        async with json_api.least(connection, TOPIC) as handler:
+            runs = {
+                "lease and ack, by receipt, Arrow": lambda: by_receipt(connection, total, size, as_messages=False),
+                "lease and ack, by receipt, messages": lambda: by_receipt(connection, total, size, as_messages=True),
+                JSON: lambda: by_lease_id(connection, fewer),
+                LEAST: lambda: by_lease_id(handler, fewer),
+            }
+            found = await interleaved(setup.rounds, runs, tell)
+    aim = Aim(at_least=100_000, of="value")
+    return [
+        Line(name, "messages/s", values, *([LEAST] if name == JSON else []), aim=aim if name == JSON else None)
+        for name, values in found.items()
+    ]
 
 
 async def by_receipt(connection: Connection, total: int, message_bytes: int, *, as_messages: bool) -> float:
@@ -61,27 +65,20 @@ class _Received(msgspec.Struct):
     messages: list[_Message]
 
 
-async def by_lease_id(url: str, total: int) -> float:
+async def by_lease_id(connection: Connection, total: int) -> float:
     """Messages per second by a client that knows JSON and no more: one receive, one ack, in turn."""
     group = f"g{next(_groups)}"
     receive, ack = (path_of("topics", TOPIC, "groups", group, "messages", what) for what in ("receive", "ack"))
-    asked = {"max_messages": RECEIVE_MESSAGES, "max_bytes": RECEIVE_BYTES_MOST, "start": "earliest", "lease_ms": 60_000}
     decode = msgspec.json.Decoder(_Received).decode
-    clock = SystemClock()
+    clock = connection.clock
     taken = 0
-    async with aiohttp.ClientSession(url, read_bufsize=4 * MIB) as session:
-        begin = clock.monotonic()
-        while taken < total:
-            async with session.post(receive, json=asked) as answer:
-                answer.raise_for_status()
-                ids = [message.lease_id for message in decode(await answer.read()).messages]
-            assert ids, f"{taken} of {total} messages came"
-            async with session.post(ack, data=msgspec.json.encode({"acks": ids}), headers=_JSON) as answer:
-                answer.raise_for_status()
-                results = (await answer.read()).count(b'"status":"ok"')
-            assert results == len(ids), f"{results} of {len(ids)} acks are ok"
-            taken += len(ids)
-        return taken / (clock.monotonic() - begin)
-
-
-_JSON = {"Content-Type": "application/json"}
+    begin = clock.monotonic()
+    while taken < total:
+        came = await connection.call("POST", receive, json_api.ASKED, accept="application/json")
+        ids = [message.lease_id for message in decode(came.body).messages]
+        assert ids, f"{taken} of {total} messages came"
+        answer = await connection.call("POST", ack, msgspec.json.encode({"acks": ids}))
+        results = bytes(answer.body).count(b'"status":"ok"')
+        assert results == len(ids), f"{results} of {len(ids)} acks are ok"
+        taken += len(ids)
+    return taken / (clock.monotonic() - begin)
