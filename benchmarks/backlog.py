@@ -44,7 +44,8 @@ async def measure(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
         async def settle() -> bool:
             return await harness.settled(empty.pid, loaded.pid)
 
-        lines = await _probes(setup, tell, {"empty": empty.url, f"{filled:,} behind": loaded.url}, settle)
+        urls = {f"empty, beside {filled:,}": empty.url, f"{filled:,} behind": loaded.url}
+        lines = await _probes(setup, tell, urls, settle)
         return lines + await _drains(loaded.url, setup, tell, min(filled, DRAINED), settle)
 
 
