@@ -31,7 +31,7 @@ PAGE_BYTES = 4096
 async def latency(folder: str, message_bytes: int, *, seconds: float, per_second: int) -> Times:
     """From when a message was due until it is in the taker's hand, at a steady rate."""
     with tempfile.TemporaryDirectory(dir=folder or None) as place:
-        async with limits.answering("benchmarks.handover", place) as address, Connection(address) as connection:
+        async with limits.answering("benchmarks.handover", place) as handler, Connection(handler.url) as connection:
             return await _Load(connection, message_bytes).run(int(seconds * per_second), per_second)
 
 

@@ -27,8 +27,6 @@ _names = count()
 ASKED = msgspec.json.encode(
     {"max_messages": RECEIVE_MESSAGES, "max_bytes": RECEIVE_BYTES_MOST, "start": "earliest", "lease_ms": 60_000}
 )
-
-
 RECEIVE, RECEIVE_LEAST = "JSON receive of 1,000", "handler that answers the same JSON"
 PRODUCE, PRODUCE_LEAST = "JSON produce of 1,000, memory", "handler that decodes the same JSON"
 AIMS = {RECEIVE: 300_000, PRODUCE: 400_000}
@@ -61,21 +59,18 @@ async def measure(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
 @asynccontextmanager
 async def least(connection: Connection, topic: str) -> AsyncIterator[Connection]:
     """A connection to `json_least`, which answers receives as this service does those of the topic."""
-    received = await connection.call("POST", _receive_path(topic), ASKED, accept="application/json")
+    path = path_of("topics", topic, "groups", "least", "messages", "receive")  # of no other's group
+    received = await connection.call("POST", path, ASKED, accept="application/json")
     with tempfile.NamedTemporaryFile() as file:
         file.write(received.body)
         file.flush()
-        async with limits.answering("benchmarks.json_least", file.name) as url, Connection(url) as handler:
-            yield handler
-
-
-def _receive_path(topic: str) -> str:
-    return path_of("topics", topic, "groups", f"g{next(_names)}", "messages", "receive")
+        async with limits.answering("benchmarks.json_least", file.name) as handler, Connection(handler.url) as other:
+            yield other
 
 
 async def receive(connection: Connection, total: int) -> float:
     """Messages per second, leased and not acked, by two consumers of one group."""
-    path = _receive_path(TOPIC)
+    path = path_of("topics", TOPIC, "groups", f"g{next(_names)}", "messages", "receive")
     taken = 0
 
     async def consume() -> None:

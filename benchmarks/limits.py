@@ -14,10 +14,9 @@ import os
 import socket
 import sys
 import tempfile
-from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import IO
+from typing import IO, NamedTuple
 
 import google_crc32c
 import uvloop
@@ -43,24 +42,31 @@ async def measure(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
     ]
 
 
-def nothing() -> AbstractAsyncContextManager[str]:
-    """The address of a handler that does nothing."""
+class Handler(NamedTuple):
+    """A process of its own, and where it listens."""
+
+    url: str
+    pid: int
+
+
+def nothing() -> AbstractAsyncContextManager[Handler]:
+    """A handler that does nothing."""
     return answering("benchmarks.limits")
 
 
-def waiting(seconds: float) -> AbstractAsyncContextManager[Process]:
-    """A handler that waits so long before it answers; its first line is its address."""
-    return children.running(sys.executable, "-m", "benchmarks.limits", str(seconds))
+def waiting(seconds: float) -> AbstractAsyncContextManager[Handler]:
+    """A handler that waits so long before it answers."""
+    return answering("benchmarks.limits", str(seconds))
 
 
 @asynccontextmanager
-async def answering(module: str, *arguments: str) -> AsyncIterator[str]:
-    """The address at which a module's `answer` listens, in a process of its own."""
+async def answering(module: str, *arguments: str) -> AsyncIterator[Handler]:
+    """A module's `answer`."""
     async with children.running(sys.executable, "-m", module, *arguments) as process:
         assert process.stdout is not None
         async with asyncio.timeout(START_SECONDS):
             address = (await process.stdout.readline()).decode().strip()
-        yield address
+        yield Handler(address, process.pid)
 
 
 async def answer(handle: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]) -> None:

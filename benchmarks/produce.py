@@ -77,7 +77,7 @@ async def measure(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
     async with (
         harness.service(setup.folder) as service,
         Connection(service.url) as connection,
-        limits.nothing() as idle_url,
+        limits.nothing() as idle,
     ):
 
         async def pwrite() -> float:
@@ -96,7 +96,7 @@ async def measure(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
             arrow = partial(by_arrow, connection, setup, durability)
             for how, run in {"send_nowait": sdk, "keyed": partial(sdk, KEYS), "Arrow": arrow}.items():
                 runs[f"batched produce, {how}, {durability}"] = partial(megabytes, run)
-        runs[IDLE] = partial(single.requests_per_second, idle_url, "/", setup)
+        runs[IDLE] = partial(single.requests_per_second, idle.url, "/", setup)
         for durability in durabilities:
             runs[f"single produce, {durability}"] = partial(by_requests, service.url, connection, setup, durability)
         found = await interleaved(setup.rounds, runs, tell, lambda: harness.settled(service.pid), True)

@@ -52,10 +52,8 @@ async def measure(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
             tell(f"arrival to answer, {WAITING} waiting, round {number + 1} of {setup.rounds}")
             async with Connection(service.url) as connection:
                 times.append(await _arrivals(connection, number, setup))
-    async with limits.waiting(CALM_SECONDS) as process:
-        assert process.stdout is not None
-        url = (await process.stdout.readline()).decode().strip()
-        least, _ = await _held(process.pid, url, "polls of a handler that only waits", tell)
+    async with limits.waiting(CALM_SECONDS) as handler:
+        least, _ = await _held(handler.pid, handler.url, "polls of a handler that only waits", tell)
     note = f"{POLLS:,} polls of {CALM_SECONDS:.0f} s"
     return [
         Line(f"memory with {POLLS:,} long polls (RssAnon)", "MiB", [memory], note=note, aim=_at_most(300)),
