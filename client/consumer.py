@@ -28,7 +28,8 @@ from millpond.core import limits
 from millpond.core.errors import BadRequest, MillpondError
 
 FEW_MESSAGES = 16
-MANY_BYTES = 256 * limits.KIB  # of an answer: the next receive does not wait until it is decoded
+MANY_BYTES = 256 * limits.KIB  # of an answer: the next receives do not wait until it is decoded
+RECEIVES_FOLLOWING = 2  # so that the service has always one to work at; of a single queue one: its rows in flight
 
 
 class Ahead:
@@ -97,6 +98,7 @@ class Consumer:
         self._lease_ms, self._wait_ms = lease_ms, wait_ms
         self._receive_bytes, self._retry_seconds = receive_bytes, retry_seconds
         self._id_prefixes: dict[int, str] = {}
+        self._most_following = 1
         self._settler = Settler(self._connection, topic, group)
         self._buffer: deque[MessageBatch] = deque()
         self._buffered = self._buffered_bytes = 0
@@ -127,6 +129,7 @@ class Consumer:
         await Groups(self._connection, self.topic).ensure(self.group, start=self._start_at, tag=self._tag)
         states = await Topics(self._connection).queues(self.topic)
         self._id_prefixes = {state.queue: state.id_prefix for state in states}
+        self._most_following = min(RECEIVES_FOLLOWING, len(states))
         loop = asyncio.get_running_loop()
         self._tasks = [
             loop.create_task(self._receive_loop(), name="millpond receive"),
@@ -208,33 +211,34 @@ class Consumer:
     # -- receiving --------------------------------------------------------------------------------------------
 
     async def _receive_loop(self) -> None:
-        following: asyncio.Task[Answer] | None = None
+        following: deque[asyncio.Task[Answer]] = deque()
         try:
             while True:
-                if following is None:
+                if not following:
                     while not self._wanted():
                         self._room.clear()
                         await self._room.wait()
                     answer = await self._ask(self._wanted())
                 else:
-                    answer = await following
+                    answer = await _first_of(following)
                 until = self._connection.clock.monotonic() + self._lease_ms / 1000
-                following = None
-                if len(answer.body) >= MANY_BYTES and (wanted := self._wanted(answer)):
-                    following = asyncio.create_task(self._ask(wanted), name="millpond receive")
-                    await asyncio.sleep(0)  # it is on its way while this one is decoded
+                if len(answer.body) >= MANY_BYTES:
+                    while len(following) < self._most_following and (wanted := self._wanted(answer, len(following))):
+                        following.append(asyncio.create_task(self._ask(wanted), name="millpond receive"))
+                    await asyncio.sleep(0)  # they are on their way while this one is decoded
                 await self._take(answer, until)
         finally:
-            if following is not None:
-                following.cancel()
-                await asyncio.gather(following, return_exceptions=True)
+            for one in following:
+                one.cancel()
+            await asyncio.gather(*following, return_exceptions=True)
 
-    def _wanted(self, undecoded: Answer | None = None) -> int:
-        """How many messages may be asked for now, with an answer at hand that may have as many as any."""
+    def _wanted(self, undecoded: Answer | None = None, following: int = 0) -> int:
+        """How many messages may be asked for now, with an answer at hand, and so many on their way, that may have as
+        many as any."""
         buffered, buffered_bytes = self._buffered, self._buffered_bytes
         if undecoded is not None:
-            buffered += limits.RECEIVE_ROWS
-            buffered_bytes += len(undecoded.body)
+            buffered += (1 + following) * limits.RECEIVE_ROWS
+            buffered_bytes += (1 + following) * len(undecoded.body)
         if buffered_bytes >= limits.CLIENT_PREFETCH_BYTES:
             return 0
         return max(0, min(limits.RECEIVE_ROWS, self._ahead.messages - buffered))
@@ -289,3 +293,12 @@ class Consumer:
         if not task.cancelled():
             self._error = task.exception() or UnknownProblem("the consumer stopped")
             self._arrived.set()
+
+
+async def _first_of(following: deque[asyncio.Task[Answer]]) -> Answer:
+    """The first answer there is, of the oldest receive that has one; a later one may be answered while it waits."""
+    if len(following) > 1:
+        await asyncio.wait(following, return_when=asyncio.FIRST_COMPLETED)
+    done = next((one for one in following if one.done()), following[0])
+    following.remove(done)
+    return await done

@@ -19,7 +19,7 @@ from millpond.core.errors import BadRequest, Conflict, NotFound
 
 from .conftest import FakeService, arrow_answer, problem
 
-MUCH = 2 * limits.RECEIVE_ROWS  # of a prefetch: room for two receives
+TWO, THREE = 2 * limits.RECEIVE_ROWS, 3 * limits.RECEIVE_ROWS  # prefetches: room for so many receives
 
 
 def rows(first: int, count: int, queue: int = 0) -> list[dict[str, Any]]:
@@ -139,11 +139,53 @@ async def test_the_next_receive_is_sent_before_a_large_answer_is_decoded(
 ) -> None:
     """So the service does not rest meanwhile; messages come in their order, each once."""
     service.receives += [large("A", 0), large("B", 10), one_receipt("C", 20, 5), one_receipt("D", 25, 5)]
-    async with Consumer("t", "g", connection=connection, prefetch=MUCH) as consumer:
+    async with Consumer("t", "g", connection=connection, prefetch=TWO) as consumer:
         seen = [(await anext(consumer)).offset for _ in range(30)]
     assert seen == list(range(30))
     assert steps[:8] == ["ask", "ask", "decode", "ask", "decode", "decode", "ask", "decode"]
     assert not [task for task in asyncio.all_tasks() if task.get_name() == "millpond receive"]
+
+
+@pytest.mark.parametrize(("queues", "asked"), [(4, 3), (1, 2)])
+async def test_behind_a_large_answer_two_receives_follow(
+    service: FakeService, connection: Connection, steps: list[str], queues: int, asked: int
+) -> None:
+    """So that one is with the service while the other's answer is taken; of a single queue one, for its rows in flight
+    are bounded."""
+    service.queues = queues
+    service.receives.append(large("A", 0))
+    async with Consumer("t", "g", connection=connection, prefetch=THREE) as consumer:
+        await anext(consumer)
+        assert steps == ["ask"] * asked + ["decode"]
+        assert len([task for task in asyncio.all_tasks() if task.get_name() == "millpond receive"]) == asked
+    assert not [task for task in asyncio.all_tasks() if task.get_name() == "millpond receive"]
+
+
+async def test_no_answer_waits_for_one_that_was_asked_for_earlier(
+    service: FakeService, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever of two receives brings something first, the messages are handed out at once."""
+    call = connection.call
+    pending: list[asyncio.Future[Any]] = []
+
+    async def asked(method: str, path: str, *given: Any, **named: Any) -> Any:
+        if not path.endswith("/receive") or not pending:
+            if path.endswith("/receive"):
+                pending.append(asyncio.get_running_loop().create_future())
+            return await call(method, path, *given, **named)
+        pending.append(asyncio.get_running_loop().create_future())
+        return await pending[-1]
+
+    monkeypatch.setattr(connection, "call", asked)
+    service.receives += [large("A", 0), one_receipt("B", 10, 5)]
+    async with Consumer("t", "g", connection=connection, prefetch=THREE) as consumer:
+        async with asyncio.timeout(5):
+            seen = [(await anext(consumer)).offset for _ in range(10)]
+            _, older, newer = pending
+            newer.set_result(await call("POST", "/v1/topics/t/groups/g/messages/receive", b"{}"))
+            seen += [(await anext(consumer)).offset for _ in range(5)]
+        assert not older.done()
+    assert seen == list(range(15))
 
 
 async def test_after_a_small_answer_it_is_sent_when_that_is_decoded(
@@ -175,7 +217,7 @@ async def test_a_failure_of_the_next_receive_comes_after_what_was_received(
     service.receives += [large("A", 0), problem(400, "invalid_request", "no")]
     seen = []
     with pytest.raises(BadRequest, match="no"):
-        async with Consumer("t", "g", connection=connection, prefetch=MUCH) as consumer:
+        async with Consumer("t", "g", connection=connection, prefetch=TWO) as consumer:
             while True:
                 seen.append((await anext(consumer)).offset)
     assert seen == list(range(10))
@@ -191,7 +233,7 @@ async def test_an_answer_that_cannot_be_read_ends_the_next_receive(
 
     monkeypatch.setattr(consumer_module, "decode_receive", broken)
     service.receives.append(large("A", 0))
-    async with Consumer("t", "g", connection=connection, prefetch=MUCH) as consumer:
+    async with Consumer("t", "g", connection=connection, prefetch=TWO) as consumer:
         with pytest.raises(UnknownProblem, match="not as expected"):
             async with asyncio.timeout(2):  # the service would let it wait for longer
                 await anext(consumer)
