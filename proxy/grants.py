@@ -305,7 +305,7 @@ class Receiver:
     async def _deliver(self, delivery: Delivery, grant: Grant) -> None:
         """Get a grant's messages; rows that cannot be had go back, rows of another tag are skipped for good."""
         queue, offsets, tag = self._all.by_id[grant.queue_id], offsets_of(grant), self._wanted.tag
-        batches = self._whole(queue, grant, offsets) if tag is None else None
+        batches = self._came_along(queue, grant, offsets) if tag is None else None
         if batches is not None:
             await self._add(delivery, queue, grant, batches, offsets)
             return
@@ -327,22 +327,28 @@ class Receiver:
             await self.held.part("skip", queue, grant, other)
         await self._add(delivery, queue, grant, batches, _offsets_in(batches))
 
-    def _whole(self, queue: QueueInfo, grant: Grant, offsets: Offsets) -> list[pa.RecordBatch] | None:
-        """The usual grant: the frames that came with it hold exactly its rows. None when it is another one."""
-        if not grant.frames:
+    def _came_along(self, queue: QueueInfo, grant: Grant, offsets: Offsets) -> list[pa.RecordBatch] | None:
+        """The usual grant, a run of rows, from the frames that came with it. None when they do not hold it."""
+        first, end = int(offsets[0]), int(offsets[-1]) + 1
+        if not grant.frames or end - first != len(offsets) or grant.frames[0].first_offset > first:
             return None
-        at = int(offsets[0])
+        at = grant.frames[0].first_offset
         for frame in grant.frames:
             if frame.first_offset != at:
                 return None
             at += frame.count
-        if at != offsets[-1] + 1 or at - offsets[0] != len(offsets):
+        if at < end:
             return None
         group = queue.spans[-1].store_group
         try:
-            return [self._parts.reader.frames.open(group, frame, queue.queue) for frame in grant.frames]
+            batches = [self._parts.reader.frames.open(group, frame, queue.queue) for frame in grant.frames]
         except Internal:
             return None  # perhaps the tier has it
+        if at > end:
+            batches[-1] = batches[-1].slice(0, batches[-1].num_rows - (at - end))
+        if skip := first - grant.frames[0].first_offset:
+            batches[0] = batches[0].slice(skip)
+        return batches
 
     async def _claimed(self, delivery: Delivery, claim: Claim) -> None:
         """Read and filter a cold range, then lease what matches and skip the rest."""

@@ -40,6 +40,10 @@ ARROW = "application/vnd.apache.arrow.stream"
 MEDIA_TYPES = (JSON, MSGPACK, ARROW)
 METADATA_KEY = b"millpond"
 
+FEW_ROWS = 64
+"""Up to so many are turned into objects one by one: kernels by columns take 185 us for one row, and as objects 150 us
+are not reached before these."""
+
 _FEW = 8
 GATHERED_BYTES = 16 * KIB
 """Buffers below are copied together: a piece of its own costs the kernel about as much as copying so many bytes."""
@@ -195,10 +199,11 @@ async def _json_object(topic: str, rows: Sequence[Rows], beside: Mapping[str, An
     for part in _cut(rows, ANSWER_COLUMN_BYTES):
         if len(pieces) > 1:
             await asyncio.sleep(0)
-        joined = json_columns.joined(topic, part.batch, part.id_prefix, part.attempts, part.token, part.base)
-        if joined is not None:
-            pieces.append(joined)
-            continue
+        if part.batch.num_rows > FEW_ROWS:
+            joined = json_columns.joined(topic, part.batch, part.id_prefix, part.attempts, part.token, part.base)
+            if joined is not None:
+                pieces.append(joined)
+                continue
         async for some in _slices(topic, [part], "json"):
             array = _json.encode(some)
             pieces += [memoryview(array)[1:-1], b","]
@@ -278,11 +283,11 @@ def messages(topic: str, rows: Rows, form: Form = "json") -> list[MessageOut]:
             repeat(topic),
             column("queue").to_pylist(),
             offsets,
-            column("store_ts").cast(pa.int64()).to_pylist(),
-            column("born_ts").cast(pa.int64()).to_pylist(),
+            column("store_ts").view(pa.int64()).to_pylist(),
+            _listed(column("born_ts").view(pa.int64())),
             keys,
             keys_base64,
-            column("tag").to_pylist(),
+            _listed(column("tag")),
             _properties(column("properties")),
             bodies,
             bodies_base64,
@@ -298,13 +303,20 @@ def _text(column: pa.BinaryArray, form: Form) -> tuple[Iterable[Any], Iterable[A
     if column.null_count == len(column):
         return repeat(None, len(column)), repeat(UNSET)
     try:
+        if len(column) <= FEW_ROWS:  # a kernel costs more than it saves
+            return [None if value is None else value.decode() for value in column.to_pylist()], repeat(UNSET)
         return column.cast(pa.string()).to_pylist(), repeat(UNSET)
-    except pa.ArrowInvalid:
+    except (pa.ArrowInvalid, UnicodeDecodeError):
         values = [_decoded(value) for value in column.to_pylist()]
     if form == "msgpack":
         return values, repeat(UNSET)
     texts = [UNSET if isinstance(value, bytes) else value for value in values]
     return texts, [base64.b64encode(value).decode() if isinstance(value, bytes) else UNSET for value in values]
+
+
+def _listed(column: pa.Array) -> Iterable[Any]:
+    """Its values; most columns that may be null are, throughout."""
+    return repeat(None, len(column)) if column.null_count == len(column) else column.to_pylist()
 
 
 def _decoded(value: bytes | None) -> str | bytes | None:
