@@ -26,8 +26,9 @@ from millpond.store.client import StoredFrame
 _FEW = 64  # rows of a frame whose missing columns are kept: what many small frames have in common
 
 
-def decode(frame: StoredFrame, queue: int) -> pa.RecordBatch:
-    """All rows of `frame` as a batch of TIER_SCHEMA; `queue` is its queue's number in the topic.
+def decode(frame: StoredFrame, queue: int, first: int | None = None, count: int | None = None) -> pa.RecordBatch:
+    """Rows of `frame` as a batch of TIER_SCHEMA, all or `count` from the offset `first` on; `queue` is its queue's
+    number in the topic.
 
     Raises Internal(corrupt_range) when the frame does not open (its checksums held when it was read, so this
     is a frame of a newer version, or was damaged on the way).
@@ -40,10 +41,13 @@ def decode(frame: StoredFrame, queue: int) -> pa.RecordBatch:
         raise _unreadable(frame, str(error)) from error
     if inner.num_rows != frame.count:
         raise _unreadable(frame, f"it has {inner.num_rows} rows, its header says {frame.count}")
-    count = frame.count
+    if first is None or count is None:
+        first, count = frame.first_offset, frame.count
+    else:
+        inner = inner.slice(first - frame.first_offset, count)
     columns = dict(zip(inner.schema.names, inner.columns, strict=True))
     columns["queue"] = _filled(pa.int32(), np.full(count, queue, np.int32))
-    columns["offset"] = _filled(pa.int64(), np.arange(frame.first_offset, frame.first_offset + count, dtype=np.int64))
+    columns["offset"] = _filled(pa.int64(), np.arange(first, first + count, dtype=np.int64))
     columns["store_ts"] = _filled(TIMESTAMP, np.full(count, frame.store_ts, np.int64))
     nulls = _nulls(count) if count <= _FEW else [null.slice(0, count) for null in _nulls(_rounded(count))]
     return pa.RecordBatch.from_arrays(
@@ -103,6 +107,12 @@ class FrameCache:
         if keep or frame.codec != CODEC_NONE:
             self._put((group, frame.queue_id, frame.first_offset), batch, frame.position)
         return batch
+
+    def rows(self, group: str, frame: StoredFrame, queue: int, first: int, count: int) -> pa.RecordBatch:
+        """These rows of `frame`, decoded; as `open` remembers it."""
+        if frame.codec == CODEC_NONE and (group, frame.queue_id, frame.first_offset) not in self._entries:
+            return decode(frame, queue, first, count)
+        return self.open(group, frame, queue).slice(first - frame.first_offset, count)
 
     def find(self, group: str, queue_id: int, offset: int) -> pa.RecordBatch | None:
         """The remembered frame that holds `offset`."""

@@ -332,23 +332,21 @@ class Receiver:
         first, end = int(offsets[0]), int(offsets[-1]) + 1
         if not grant.frames or end - first != len(offsets) or grant.frames[0].first_offset > first:
             return None
+        group, frames = queue.spans[-1].store_group, self._parts.reader.frames
         at = grant.frames[0].first_offset
+        batches = []
         for frame in grant.frames:
-            if frame.first_offset != at:
+            low, at = max(first, at), at + frame.count
+            if frame.first_offset + frame.count != at or not low < min(at, end):
                 return None
-            at += frame.count
-        if at < end:
-            return None
-        group = queue.spans[-1].store_group
-        try:
-            batches = [self._parts.reader.frames.open(group, frame, queue.queue) for frame in grant.frames]
-        except Internal:
-            return None  # perhaps the tier has it
-        if at > end:
-            batches[-1] = batches[-1].slice(0, batches[-1].num_rows - (at - end))
-        if skip := first - grant.frames[0].first_offset:
-            batches[0] = batches[0].slice(skip)
-        return batches
+            try:
+                if low == frame.first_offset and at <= end:
+                    batches.append(frames.open(group, frame, queue.queue))
+                else:
+                    batches.append(frames.rows(group, frame, queue.queue, low, min(at, end) - low))
+            except Internal:
+                return None  # perhaps the tier has it
+        return batches if at >= end else None
 
     async def _claimed(self, delivery: Delivery, claim: Claim) -> None:
         """Read and filter a cold range, then lease what matches and skip the rest."""

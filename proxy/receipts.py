@@ -17,7 +17,7 @@ import asyncio
 import base64
 import binascii
 import hmac
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from millpond.core.clock import Clock
@@ -30,6 +30,8 @@ MAC_BYTES = 16
 FIELDS = 8
 TOKEN_CHARS = 160
 """Longer than any token of ours (1 + 8 varints of up to 10 bytes + mac): anything longer is not looked at."""
+SIGNED = 4_096
+"""Of its own tokens a process knows so many by heart, about 1 MB: most come back soon, and need no HMAC then."""
 
 _DOMAIN = b"millpond lease token\x00"
 
@@ -56,24 +58,40 @@ class LeaseTokens:
         self._loaded_at = float("-inf")
         self._tried_at = float("-inf")
         self._loading = asyncio.Lock()
+        self._signed: dict[
+            str, tuple[int, Lease]
+        ] = {}  # the newest of this process's own, with the number of their key
 
     async def sign(self, lease: Lease) -> str:
         """The token of a grant. Raises Unavailable(metadata_unavailable) when no key was ever had, or for too long."""
         await self._load(LEASE_KEYS_SECONDS)
         key = self._keys[0]
         body = bytes((VERSION,)) + b"".join(_varint(value) for value in (key.number, *lease))
-        return base64.urlsafe_b64encode(body + _mac(key.secret, body)).rstrip(b"=").decode()
+        token = base64.urlsafe_b64encode(body + _mac(key.secret, body)).rstrip(b"=").decode()
+        if len(self._signed) >= SIGNED:
+            del self._signed[next(iter(self._signed))]
+        self._signed[token] = key.number, lease
+        return token
 
-    async def read(self, tokens: Iterable[str]) -> list[Lease | None]:
+    async def read(self, tokens: Sequence[str]) -> list[Lease | None]:
         """The lease of each token, None for each that does not hold. One HMAC each: pass distinct tokens."""
         await self._load(LEASE_KEYS_SECONDS)
-        parsed = [_parse(token) for token in tokens]
+        signed = {token: self._signed[token] for token in tokens if token in self._signed}
+        parsed = {token: _parse(token) for token in tokens if token not in signed}
         known = {key.number for key in self._keys}
-        if any(one is not None and one[0] not in known for one in parsed):
+        if any(one is not None and one[0] not in known for one in parsed.values()):
             await self._load(LEASE_KEYS_RELOAD_SECONDS)  # another proxy may already sign with a key made since
         now = self._clock.wall_ms()
         secrets = {key.number: key.secret for key in self._keys if key.until_ms > now}
-        return [None if one is None else _verify(secrets, *one) for one in parsed]
+
+        def lease_of(token: str) -> Lease | None:
+            if token in signed:
+                number, lease = signed[token]
+                return lease if number in secrets else None
+            one = parsed[token]
+            return None if one is None else _verify(secrets, *one)
+
+        return [lease_of(token) for token in tokens]
 
     async def _load(self, age_seconds: float) -> None:
         """Have keys that are at most `age_seconds` old, or older ones while the metadata part is away."""

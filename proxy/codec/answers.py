@@ -196,22 +196,30 @@ class _Gathered:
 async def _json_object(topic: str, rows: Sequence[Rows], beside: Mapping[str, Any]) -> list[Buffer]:
     """Slices as they are encoded, each message with a comma behind it but for the last."""
     pieces: list[Buffer] = [b'{"messages":[']
-    for part in _cut(rows, ANSWER_COLUMN_BYTES):
-        if len(pieces) > 1:
-            await asyncio.sleep(0)
-        if part.batch.num_rows > FEW_ROWS:
+    for one in rows:
+        few = one.batch.num_rows <= FEW_ROWS
+        for part in _cut([one], ANSWER_SLICE_BYTES if few else ANSWER_COLUMN_BYTES):
+            if len(pieces) > 1:
+                await asyncio.sleep(0)
+            if few:
+                pieces += _listed_json(messages(topic, part))
+                continue
             joined = json_columns.joined(topic, part.batch, part.id_prefix, part.attempts, part.token, part.base)
             if joined is not None:
                 pieces.append(joined)
                 continue
-        async for some in _slices(topic, [part], "json"):
-            array = _json.encode(some)
-            pieces += [memoryview(array)[1:-1], b","]
+            async for some in _slices(topic, [part], "json"):
+                pieces += _listed_json(some)
     if len(pieces) > 1:
         last = memoryview(pieces[-1])
         pieces[-1] = last[: last.nbytes - 1]
     pieces.append(b"]," + _json.encode(beside)[1:] if beside else b"]}")
     return pieces
+
+
+def _listed_json(some: list[MessageOut]) -> list[Buffer]:
+    """As they stand in an array, a comma behind each."""
+    return [memoryview(_json.encode(some))[1:-1], b","]
 
 
 async def _msgpack_map(topic: str, rows: Sequence[Rows], beside: Mapping[str, Any]) -> bytearray:
@@ -252,7 +260,7 @@ async def _slices(topic: str, rows: Sequence[Rows], form: Form) -> AsyncIterator
 def _cut(rows: Iterable[Rows], slice_bytes: int) -> Iterator[Rows]:
     """Parts of about `slice_bytes`, each at least one row; none empty."""
     for one in rows:
-        if one.batch.nbytes <= slice_bytes:
+        if _bytes(one.batch) <= slice_bytes:
             if one.batch.num_rows:
                 yield one
             continue
@@ -263,6 +271,15 @@ def _cut(rows: Iterable[Rows], slice_bytes: int) -> Iterator[Rows]:
             end = max(first + 1, int(np.searchsorted(sums, done + slice_bytes, "right")))
             yield one.part(first, end - first)
             first = end
+
+
+def _bytes(batch: pa.RecordBatch) -> int:
+    """Of its rows; of few only those of the columns that may be large, for each column takes its time."""
+    if batch.num_rows > FEW_ROWS:
+        return int(batch.nbytes)
+    properties = batch.column("properties")
+    size = 0 if properties.null_count == len(properties) else properties.nbytes
+    return int(batch.column("body").nbytes + size)
 
 
 def messages(topic: str, rows: Rows, form: Form = "json") -> list[MessageOut]:

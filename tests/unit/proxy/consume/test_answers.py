@@ -20,6 +20,13 @@ from millpond.proxy.frames import decode
 BODIES = [b"text", b"", "grün \u0000 \"'\\ \U0001f600".encode(), b"\xff\xfe", b"\xed\xa0\x80"]
 
 
+@pytest.fixture(autouse=True, params=["one by one", "by columns"])
+def few(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few rows are turned into objects one by one, many are not: answers are the same."""
+    if request.param == "by columns":
+        monkeypatch.setattr(answers, "FEW_ROWS", 0)
+
+
 async def encoded(*arguments: Any) -> bytes:
     """The pieces of an answer as they arrive: one after another."""
     return b"".join(await answers.encode(*arguments))
@@ -151,3 +158,20 @@ async def test_arrow_of_few_and_of_many_rows_says_the_same(frame: Any, count: in
     plain = rows(frame)
     table = pa.ipc.open_stream(await encoded(answers.ARROW, "t", [plain] * count, {})).read_all()
     assert table.to_batches() == [plain.batch] * count
+
+
+@pytest.mark.parametrize("more", [{"properties": [{"p": "x" * 30_000}] * 20}, {}])
+async def test_few_large_messages_are_cut_into_slices(frame: Any, monkeypatch: pytest.MonkeyPatch, more: Any) -> None:
+    """Whichever column is large: between slices the loop goes on with others."""
+    turns = 0
+    sleep = asyncio.sleep
+
+    async def counted(seconds: float) -> None:
+        nonlocal turns
+        turns += 1
+        await sleep(seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", counted)
+    large = Rows(decode(frame(0, [b"\n" if more else b"\n" * 30_000] * 20, **more), 0), "a-")
+    await encoded(answers.JSON, "t", [large], {})
+    assert turns >= 20 * 30_000 // ANSWER_SLICE_BYTES

@@ -10,24 +10,40 @@ import pytest
 from millpond.core.errors import Unavailable
 from millpond.core.limits import CATALOG_STALE_SECONDS, LEASE_KEYS_SECONDS
 from millpond.metadata.client import LeaseKey
+from millpond.proxy import receipts
 from millpond.proxy.receipts import Lease, LeaseTokens
 
 LEASE = Lease(1, 7, 31, 11, 2, 5, 1_000_000)
 
 
-async def test_a_token_reads_as_what_was_signed(world: Any) -> None:
+@pytest.fixture(params=["the signer", "another proxy"])
+def reader(request: pytest.FixtureRequest, world: Any) -> LeaseTokens:
+    """Any proxy can settle any lease: only the cluster's keys are needed."""
+    tokens: LeaseTokens = world.tokens
+    return tokens if request.param == "the signer" else LeaseTokens(world.metadata, world.clock)
+
+
+async def test_a_token_reads_as_what_was_signed(world: Any, reader: LeaseTokens) -> None:
     """All seven numbers come back, also great ones, and the token is short enough to stand in every message."""
     great = Lease(1, 2**31, 2**40, 2**53, 2**20, 2**62, 2**62)
     for lease in (LEASE, great):
         token = await world.tokens.sign(lease)
-        assert await world.tokens.read([token]) == [lease]
+        assert await reader.read([token]) == [lease]
     assert len(await world.tokens.sign(LEASE)) <= 44
 
 
-async def test_another_proxy_reads_the_token(world: Any) -> None:
-    """Any proxy can settle any lease: only the cluster's keys are needed."""
-    token = await world.tokens.sign(LEASE)
-    assert await LeaseTokens(world.metadata, world.clock).read([token]) == [LEASE]
+async def test_a_process_knows_only_so_many_tokens_by_heart(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that it has forgotten are verified as another proxy's are."""
+    monkeypatch.setattr(receipts, "SIGNED", 2)
+    verified: list[bytes] = []
+    verify = receipts._verify
+    monkeypatch.setattr(receipts, "_verify", lambda *given: verified.append(given[2]) or verify(*given))
+    leases = [LEASE._replace(lease=number) for number in range(3)]
+    tokens = [await world.tokens.sign(lease) for lease in leases]
+    assert await world.tokens.read(tokens[1:]) == leases[1:]
+    assert not verified
+    assert await world.tokens.read(tokens) == leases
+    assert len(verified) == 1
 
 
 async def test_every_changed_byte_makes_a_token_unknown(world: Any) -> None:
@@ -55,25 +71,25 @@ async def test_a_token_cut_short_is_unknown(world: Any) -> None:
     assert await world.tokens.read(prefixes) == [None] * len(prefixes)
 
 
-async def test_rotation_keeps_old_tokens_and_signs_with_the_newest(world: Any) -> None:
+async def test_rotation_keeps_old_tokens_and_signs_with_the_newest(world: Any, reader: LeaseTokens) -> None:
     """After a rotation an old token still reads; a new one needs the new key."""
     old = await world.tokens.sign(LEASE)
     world.metadata.keys = [LeaseKey(2, b"two" * 11, world.clock.wall_ms() + 10**9), *world.metadata.keys]
     world.clock.now += LEASE_KEYS_SECONDS
     new = await world.tokens.sign(LEASE)
     assert old != new
-    assert await world.tokens.read([old, new]) == [LEASE, LEASE]
+    assert await reader.read([old, new]) == [LEASE, LEASE]
     world.metadata.keys = world.metadata.keys[1:]
     world.clock.now += LEASE_KEYS_SECONDS
-    assert await world.tokens.read([old, new]) == [LEASE, None]
+    assert await reader.read([old, new]) == [LEASE, None]
 
 
-async def test_a_key_that_is_over_verifies_no_more(world: Any) -> None:
+async def test_a_key_that_is_over_verifies_no_more(world: Any, reader: LeaseTokens) -> None:
     """From `until_ms` on its tokens are unknown."""
     token = await world.tokens.sign(LEASE)
     world.metadata.keys = [LeaseKey(1, world.metadata.keys[0].secret, world.clock.wall_ms() + 500)]
     world.clock.now += LEASE_KEYS_SECONDS
-    assert await world.tokens.read([token]) == [None]
+    assert await reader.read([token]) == [None]
 
 
 async def test_a_token_of_a_key_made_since_is_read(world: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -317,3 +318,33 @@ async def test_no_receipt_has_more_ranges_than_may_be_settled(world: Any, frame:
     acks = [{"receipt": one["receipt"], "rows": one["rows"]} for one in receipts]
     status, _ = await world.call("POST", "/groups/g/messages/ack", json={"acks": acks})
     assert status == 200
+
+
+@pytest.mark.parametrize("codec", [None, "zstd"])
+@pytest.mark.parametrize(
+    ("offsets", "frames"),
+    [
+        ([2], [(0, 4)]),
+        ([1, 2, 3, 4], [(0, 3), (3, 6)]),
+        ([0, 1, 2], [(0, 3)]),
+        ([0, 1], [(0, 4)]),
+        ([1, 2, 3, 4, 5], [(0, 2), (2, 4), (4, 8)]),
+        ([2, 3], [(0, 1), (1, 2), (2, 6)]),
+        ([0, 1], [(0, 2), (2, 4)]),
+        ([1, 2, 3], [(0, 2)]),
+        ([1, 2, 3], [(2, 4)]),
+        ([1, 2, 3], [(0, 2), (3, 6)]),
+        ([1, 3], [(0, 2), (2, 4)]),
+    ],
+)
+async def test_rows_are_cut_out_of_the_frames_that_came_along(
+    world: Any, frame: Any, granted: Any, offsets: list[int], frames: list[tuple[int, int]], codec: str | None
+) -> None:
+    """Whatever part of them was granted; what they do not hold is read."""
+    bounds = sorted({0, 8, *(bound for pair in frames for bound in pair)})
+    for first, end in pairwise(bounds):
+        world.store.add(frame(first, [b"%d" % n for n in range(first, end)], codec=codec))
+    along = [one for one in world.store.frames[11] if (one.first_offset, one.first_offset + one.count) in frames]
+    world.store.answers = [ReceiveResult([granted(offsets, frames=along)])]
+    _, body = await world.receive(max_messages=10)
+    assert [(one["offset"], one["body"]) for one in body["messages"]] == [(n, f"{n}") for n in offsets]

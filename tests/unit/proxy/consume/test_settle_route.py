@@ -8,11 +8,19 @@ import numpy as np
 import pytest
 
 from millpond.core.limits import SETTLE_ITEMS
+from millpond.proxy import settling
 from millpond.proxy.receipts import Lease
 from millpond.store.client import SETTLE_STATUSES
 
 ONE = Lease(1, 7, 31, 11, 2, 5, 1000)
 TWO = Lease(1, 7, 31, 12, 2, 6, 0)
+
+
+@pytest.fixture(autouse=True, params=["one by one", "by columns"])
+def few(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few lease ids are taken one by one, many are not: what is settled is the same."""
+    if request.param == "by columns":
+        monkeypatch.setattr(settling, "FEW_IDS", 0)
 
 
 async def ack(world: Any, **body: Any) -> tuple[int, Any]:
@@ -88,6 +96,7 @@ async def test_forged_foreign_and_broken_ids_are_unknown(world: Any) -> None:
     ids = [
         *(f"{token}.0" for token in [*foreign, flipped]), good, f"{good}.", f"{good}.-1", f"{good}.x", f"{good}.1.1",
         f"{good}.1 ", "", ".", ".1", "\x00", "ü.1", "x" * 5000, f"{good}.9999999999", f"{good}.1e3",
+        f"{good}.\u0661", f"{good}.\u00b2",
     ]  # fmt: skip
     status, body = await ack(world, acks=[*ids, f"{good}.1", *({"receipt": one, "rows": "0"} for one in foreign)])
     assert status == 200
