@@ -346,5 +346,8 @@ async def test_rows_are_cut_out_of_the_frames_that_came_along(
         world.store.add(frame(first, [b"%d" % n for n in range(first, end)], codec=codec))
     along = [one for one in world.store.frames[11] if (one.first_offset, one.first_offset + one.count) in frames]
     world.store.answers = [ReceiveResult([granted(offsets, frames=along)])]
-    _, body = await world.receive(max_messages=10)
-    assert [(one["offset"], one["body"]) for one in body["messages"]] == [(n, f"{n}") for n in offsets]
+    headers = {"Accept": answers.ARROW}
+    _, body = await world.call("POST", "/groups/g/messages/receive", json={"max_messages": 10}, headers=headers)
+    table = pa.ipc.open_stream(body).read_all()
+    assert table["offset"].to_pylist() == offsets
+    assert table["body"].to_pylist() == [b"%d" % n for n in offsets]
