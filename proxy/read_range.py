@@ -189,6 +189,8 @@ class RangeReader:
             for batch in batches:
                 size = chosen.add(batch)
                 cold_bytes -= size if cold else 0
+            if (left := chosen.first_missing()) is not None and left[0] == run[0]:
+                return chosen.selection(damage or broken or _gap(queue, run[0], "what was read does not hold it"))
         return chosen.selection(damage)
 
     async def _wanted(

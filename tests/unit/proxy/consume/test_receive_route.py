@@ -351,3 +351,14 @@ async def test_rows_are_cut_out_of_the_frames_that_came_along(
     table = pa.ipc.open_stream(body).read_all()
     assert table["offset"].to_pylist() == offsets
     assert table["body"].to_pylist() == [b"%d" % n for n in offsets]
+
+
+async def test_a_frame_that_changes_ends_the_receive(world: Any, frame: Any, granted: Any) -> None:
+    """What is remembered of it does not hold what is wanted: that is an error, and not looked for again and again."""
+    along = frame(0, [b"a", b"b"], codec="zstd")
+    world.store.add(frame(0, [b"a", b"b", b"c"], codec="zstd"))
+    world.store.answers = [ReceiveResult([granted([1, 2], frames=[along])])]
+    async with asyncio.timeout(5):
+        status, body = await world.receive(max_messages=10)
+    assert (status, body["reason"], [one["body"] for one in body["messages"]]) == (200, "internal", ["b"])
+    assert [(one.action, offsets(one)) for one in world.store.settled[0].settles] == [("release", [2])]
