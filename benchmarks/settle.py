@@ -45,7 +45,7 @@ async def measure(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
                 JSON: lambda: by_lease_id(connection, fewer),
                 LEAST: lambda: by_lease_id(handler, fewer),
                 ONE: lambda: one_by_one(connection, setup.seconds),
-                IDLE: lambda: two_calls(idle, setup),
+                IDLE: lambda: two_calls(idle, setup.seconds),
             }
             found = await interleaved(setup.rounds, runs, tell)
     aim, beside = Aim(at_least=100_000, of="value"), {JSON: LEAST, ONE: IDLE}
@@ -116,14 +116,14 @@ async def one_by_one(connection: Connection, seconds: float) -> float:
     return await _at_once(take, connection, seconds)
 
 
-async def two_calls(idle: Connection, setup: Setup) -> float:
+async def two_calls(idle: Connection, seconds: float) -> float:
     """As many calls, of a byte each, of a handler that does nothing."""
 
     async def take() -> None:
         for _ in range(2):
             await idle.call("POST", "/", b"x")
 
-    return await _at_once(take, idle, setup.seconds)
+    return await _at_once(take, idle, seconds)
 
 
 async def _at_once(take: Callable[[], Awaitable[None]], connection: Connection, seconds: float) -> float:

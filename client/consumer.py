@@ -29,7 +29,7 @@ from millpond.core.errors import BadRequest, MillpondError
 
 FEW_MESSAGES = 16
 MANY_BYTES = 256 * limits.KIB  # of an answer: the next receives do not wait until it is decoded
-RECEIVES_FOLLOWING = 2  # so that the service has always one to work at; of a single queue one: its rows in flight
+RECEIVES_FOLLOWING = 2  # so that the service always has one to work at; one of a single queue: see UNSETTLED_ROWS
 
 
 class Ahead:
@@ -98,7 +98,6 @@ class Consumer:
         self._lease_ms, self._wait_ms = lease_ms, wait_ms
         self._receive_bytes, self._retry_seconds = receive_bytes, retry_seconds
         self._id_prefixes: dict[int, str] = {}
-        self._most_following = 1
         self._settler = Settler(self._connection, topic, group)
         self._buffer: deque[MessageBatch] = deque()
         self._buffered = self._buffered_bytes = 0
@@ -129,7 +128,6 @@ class Consumer:
         await Groups(self._connection, self.topic).ensure(self.group, start=self._start_at, tag=self._tag)
         states = await Topics(self._connection).queues(self.topic)
         self._id_prefixes = {state.queue: state.id_prefix for state in states}
-        self._most_following = min(RECEIVES_FOLLOWING, len(states))
         loop = asyncio.get_running_loop()
         self._tasks = [
             loop.create_task(self._receive_loop(), name="millpond receive"),
@@ -212,6 +210,7 @@ class Consumer:
 
     async def _receive_loop(self) -> None:
         following: deque[asyncio.Task[Answer]] = deque()
+        most_following = min(RECEIVES_FOLLOWING, len(self._id_prefixes))
         try:
             while True:
                 if not following:
@@ -223,7 +222,7 @@ class Consumer:
                     answer = await _first_of(following)
                 until = self._connection.clock.monotonic() + self._lease_ms / 1000
                 if len(answer.body) >= MANY_BYTES:
-                    while len(following) < self._most_following and (wanted := self._wanted(answer, len(following))):
+                    while len(following) < most_following and (wanted := self._wanted(answer, len(following))):
                         following.append(asyncio.create_task(self._ask(wanted), name="millpond receive"))
                     await asyncio.sleep(0)  # they are on their way while this one is decoded
                 await self._take(answer, until)

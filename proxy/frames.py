@@ -26,9 +26,8 @@ from millpond.store.client import StoredFrame
 _FEW = 64  # rows of a frame whose missing columns are kept: what many small frames have in common
 
 
-def decode(frame: StoredFrame, queue: int, first: int | None = None, count: int | None = None) -> pa.RecordBatch:
-    """Rows of `frame` as a batch of TIER_SCHEMA, all or `count` from the offset `first` on; `queue` is its queue's
-    number in the topic.
+def decode(frame: StoredFrame, queue: int, offsets: range | None = None) -> pa.RecordBatch:
+    """Rows of `frame` as a batch of TIER_SCHEMA, all or those at `offsets`; `queue` is its queue's number in the topic.
 
     Raises Internal(corrupt_range) when the frame does not open (its checksums held when it was read, so this
     is a frame of a newer version, or was damaged on the way).
@@ -41,13 +40,12 @@ def decode(frame: StoredFrame, queue: int, first: int | None = None, count: int 
         raise _unreadable(frame, str(error)) from error
     if inner.num_rows != frame.count:
         raise _unreadable(frame, f"it has {inner.num_rows} rows, its header says {frame.count}")
-    if first is None or count is None:
-        first, count = frame.first_offset, frame.count
-    else:
-        inner = inner.slice(first - frame.first_offset, count)
+    if offsets is None:
+        offsets = range(frame.first_offset, frame.first_offset + frame.count)
+    inner, count = inner.slice(offsets.start - frame.first_offset, len(offsets)), len(offsets)
     columns = dict(zip(inner.schema.names, inner.columns, strict=True))
     columns["queue"] = _filled(pa.int32(), np.full(count, queue, np.int32))
-    columns["offset"] = _filled(pa.int64(), np.arange(first, first + count, dtype=np.int64))
+    columns["offset"] = _filled(pa.int64(), np.arange(offsets.start, offsets.stop, dtype=np.int64))
     columns["store_ts"] = _filled(TIMESTAMP, np.full(count, frame.store_ts, np.int64))
     nulls = _nulls(count) if count <= _FEW else [null.slice(0, count) for null in _nulls(_rounded(count))]
     return pa.RecordBatch.from_arrays(
@@ -94,25 +92,23 @@ class FrameCache:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def open(self, group: str, frame: StoredFrame, queue: int, *, keep: bool = False) -> pa.RecordBatch:
-        """`frame` decoded. It is remembered when it was compressed, or when `keep` says it will be wanted again."""
+    def open(
+        self, group: str, frame: StoredFrame, queue: int, offsets: range | None = None, *, keep: bool = False
+    ) -> pa.RecordBatch:
+        """`frame` decoded, whole or at `offsets`. All of it is remembered when it was compressed, or when `keep` says
+        that it will be wanted again."""
         found = self._entries.get((group, frame.queue_id, frame.first_offset))
         if found is not None and found.position == frame.position:
             self._entries.move_to_end((group, frame.queue_id, frame.first_offset))
-            return found.batch
-        if frame.codec == CODEC_NONE and keep:
+            return _at(found.batch, frame, offsets)
+        if frame.codec == CODEC_NONE and not keep:
+            return decode(frame, queue, offsets)
+        if frame.codec == CODEC_NONE:
             # A copy of its own: the buffer is a slice of a whole answer, which the entry would keep alive.
             frame = _copied(frame)
         batch = decode(frame, queue)
-        if keep or frame.codec != CODEC_NONE:
-            self._put((group, frame.queue_id, frame.first_offset), batch, frame.position)
-        return batch
-
-    def rows(self, group: str, frame: StoredFrame, queue: int, first: int, count: int) -> pa.RecordBatch:
-        """These rows of `frame`, decoded; as `open` remembers it."""
-        if frame.codec == CODEC_NONE and (group, frame.queue_id, frame.first_offset) not in self._entries:
-            return decode(frame, queue, first, count)
-        return self.open(group, frame, queue).slice(first - frame.first_offset, count)
+        self._put((group, frame.queue_id, frame.first_offset), batch, frame.position)
+        return _at(batch, frame, offsets)
 
     def find(self, group: str, queue_id: int, offset: int) -> pa.RecordBatch | None:
         """The remembered frame that holds `offset`."""
@@ -147,6 +143,10 @@ class FrameCache:
         starts.remove(key[2])
         if not starts:
             del self._starts[key[:2]]
+
+
+def _at(batch: pa.RecordBatch, frame: StoredFrame, offsets: range | None) -> pa.RecordBatch:
+    return batch if offsets is None else batch.slice(offsets.start - frame.first_offset, len(offsets))
 
 
 def _copied(frame: StoredFrame) -> StoredFrame:

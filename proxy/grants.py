@@ -340,10 +340,7 @@ class Receiver:
             if frame.first_offset + frame.count != at or not low < min(at, end):
                 return None
             try:
-                if low == frame.first_offset and at <= end:
-                    batches.append(frames.open(group, frame, queue.queue))
-                else:
-                    batches.append(frames.rows(group, frame, queue.queue, low, min(at, end) - low))
+                batches.append(frames.open(group, frame, queue.queue, range(low, min(at, end))))
             except Internal:
                 return None  # perhaps the tier has it
         return batches if at >= end else None

@@ -186,10 +186,9 @@ class RangeReader:
                 damage = damage or error
                 chosen.give_up(run[0], behind)
                 continue
-            for batch in batches:
-                size = chosen.add(batch)
-                cold_bytes -= size if cold else 0
-            if (left := chosen.first_missing()) is not None and left[0] == run[0]:
+            taken = sum(map(chosen.add, batches))
+            cold_bytes -= taken if cold else 0
+            if not taken:
                 return chosen.selection(damage or broken or _gap(queue, run[0], "what was read does not hold it"))
         return chosen.selection(damage)
 

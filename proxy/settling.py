@@ -34,8 +34,9 @@ _ALREADY = SETTLE_STATUSES.index("already")
 _OK = SETTLE_STATUSES.index("ok")
 _ROW = "^[0-9]{1,9}$"
 _ROW_CHARS = 9
-FEW_IDS = 64
-"""Up to so many are taken one by one: what works by columns takes as long for one id as for very many."""
+FEW_IDS = 512
+"""Up to so many are taken one by one: 14 us for one id and 1.3 ms for 512, where columns take 0.55 and 1.8; of 1,000
+ids 2.5 and 1.5."""
 
 
 class Item(NamedTuple):

@@ -68,7 +68,7 @@ class Prompts(Protocol):
         """The whole answer, status line included."""
         ...
 
-    def left(self) -> None:
+    def left(self, prompt: Prompt) -> None:
         """The client of a request under way has gone: it is not answered."""
         ...
 
@@ -211,7 +211,7 @@ class Connection(web.RequestHandler):
         transport = self.transport
         gone = transport is None or transport.is_closing()
         if gone and prompt.waits:
-            self._prompts.left()
+            self._prompts.left(prompt)
             if prompt.lost is not None and not future.cancelled() and future.exception() is None:
                 prompt.lost()
             return

@@ -9,7 +9,6 @@ a problem answer. No Application, no UrlDispatcher, no access log: they cost mor
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import ipaddress
 import itertools
@@ -88,8 +87,7 @@ class HttpServer:
         self._listener: asyncio.Server | None = None
         self._draining = False
         self._bulk = Bulk()
-        self._prompting = 0
-        self._prompted: asyncio.Event | None = None
+        self._prompting: set[asyncio.Future[Any]] = set()  # the loop alone would not keep what nobody else knows
         self.requests: Counter[int] = Counter()
         self.address = ""
 
@@ -181,12 +179,12 @@ class HttpServer:
         except Exception:  # noqa: BLE001 - see above
             return None
         if prompt is not None:
-            self._prompting += 1
+            self._prompting.add(prompt.future)
             self._bulk.other()
         return prompt
 
     def answer(self, prompt: Prompt, future: asyncio.Future[Any]) -> list[Buffer]:
-        self.left()
+        self.left(prompt)
         answer = self._outcome(prompt, future)
         if isinstance(answer, MillpondError):
             self.requests[answer.status] += 1
@@ -196,10 +194,8 @@ class HttpServer:
             return [head(prompt.media_type, len(answer), closes=self._draining) + answer]
         return [head(prompt.media_type, sum(len(one) for one in answer), closes=self._draining), *answer]
 
-    def left(self) -> None:
-        self._prompting -= 1
-        if not self._prompting and self._prompted is not None:
-            self._prompted.set()
+    def left(self, prompt: Prompt) -> None:
+        self._prompting.discard(prompt.future)
 
     def _outcome(self, prompt: Prompt, future: asyncio.Future[Any]) -> Encoded | MillpondError:
         if future.cancelled():
@@ -215,10 +211,7 @@ class HttpServer:
     async def _end_prompts(self, seconds: float) -> None:
         """Until those under way are answered, or the time is up."""
         if self._prompting:
-            self._prompted = asyncio.Event()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await self._prompted.wait()
+            await asyncio.wait(self._prompting, timeout=seconds)
 
     # -- long polls, errors --------------------------------------------------------------------------------------
 

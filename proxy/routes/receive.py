@@ -101,19 +101,23 @@ def _checked(body: ReceiveBody, media_type: str) -> tags.TagFilter | None:
     return None if body.filter is None else tags.parse(body.filter.tag)
 
 
+def known(call: PromptCall[Parts]) -> tuple[TopicInfo, GroupInfo] | None:
+    """Those of a call, with a body of JSON or none, that can be told without asking anybody."""
+    if media_type_of(call.headers) not in _JSON_OR_NONE or "Content-Encoding" in call.headers:
+        return None
+    topic = call.parts.catalog.known_topic(call.principal.tenant, call.params["topic"])
+    group = None if topic is None else call.parts.catalog.known_group(topic, call.params["group"])
+    return None if topic is None or group is None else (topic, group)
+
+
 def prompt(call: PromptCall[Parts]) -> Prompt | None:
     """A receive of a group that is known. While it waits it has no task (`polls.py`)."""
     parts, headers = call.parts, call.headers
     accept = headers.get("Accept", answers.JSON)
     media_type = answers.JSON if accept == "*/*" else accept
-    if media_type not in answers.MEDIA_TYPES or media_type_of(headers) not in _JSON_OR_NONE:
+    if media_type not in answers.MEDIA_TYPES or (found := known(call)) is None:
         return None
-    if "Content-Encoding" in headers:
-        return None
-    topic = parts.catalog.known_topic(call.principal.tenant, call.params["topic"])
-    group = None if topic is None else parts.catalog.known_group(topic, call.params["group"])
-    if topic is None or group is None:
-        return None
+    topic, group = found
     body = decode_json(call.body or b"{}", ReceiveBody)
     named = _checked(body, media_type)
     if body.filter is not None and tags.parse(group.filter_tag) != named:

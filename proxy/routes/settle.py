@@ -9,19 +9,17 @@ import msgspec
 from aiohttp import web
 
 from millpond.core.errors import BadRequest
-from millpond.core.http.call import JSON, Input, answer, decode_json, media_type_of
+from millpond.core.http.call import JSON, Input, answer, decode_json
 from millpond.core.http.prompt import Prompt, PromptCall
 from millpond.core.http.routing import Route
 from millpond.core.limits import DELAY_MS_MOST, LEASE_MS_LEAST, LEASE_MS_MOST, MIB, SETTLE_ITEMS
 from millpond.core.names import check_name
 from millpond.proxy.parts import Parts, ProxyCall
-from millpond.proxy.routes.receive import in_range
+from millpond.proxy.routes.receive import in_range, known
 from millpond.proxy.settling import Action, Item, Result, settle_items
 from millpond.store.client import SettleStatus
 
 BODY_BYTES = 4 * MIB  # SETTLE_ITEMS lease ids of the longest kind with room to spare
-_JSON_OR_NONE = {JSON, ""}
-_encoder = msgspec.json.Encoder()
 
 
 class Rows(Input, frozen=True):
@@ -86,16 +84,12 @@ async def settle(call: ProxyCall) -> web.StreamResponse:
 
 def prompt(call: PromptCall[Parts]) -> Prompt | None:
     """Leases of a group that is known."""
-    parts, headers = call.parts, call.headers
-    if media_type_of(headers) not in _JSON_OR_NONE or "Content-Encoding" in headers:
-        return None
-    topic = parts.catalog.known_topic(call.principal.tenant, call.params["topic"])
-    group = None if topic is None else parts.catalog.known_group(topic, call.params["group"])
-    if topic is None or group is None:
+    if (found := known(call)) is None:
         return None
     items = _items(decode_json(call.body or b"{}", SettleBody))
-    task = asyncio.get_running_loop().create_task(settle_items(parts, topic, group, items), name="settle")
-    return Prompt(task, lambda results: _encoder.encode(_answered(parts, items, results)), JSON)
+    work = settle_items(call.parts, *found, items)
+    task = asyncio.get_running_loop().create_task(work, name="settle")
+    return Prompt(task, lambda results: msgspec.json.encode(_answered(call.parts, items, results)), JSON)
 
 
 def _answered(parts: Parts, items: list[Item], results: list[Result]) -> SettleAnswer:

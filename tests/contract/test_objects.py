@@ -10,7 +10,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -18,7 +17,6 @@ import boto3
 import pyarrow as pa
 import pytest
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError
 from moto.server import ThreadedMotoServer
 from support.objects import encode
 
@@ -93,21 +91,12 @@ def free_ports(count: int) -> list[int]:
 
 def make_bucket(endpoint: str) -> None:
     """Make the bucket, and wait until the server takes an object: it may still be starting."""
-    config = Config(
-        retries={"total_max_attempts": 1}, connect_timeout=2, read_timeout=5, s3={"addressing_style": "path"}
-    )
+    retries = {"mode": "standard", "total_max_attempts": 12}
+    config = Config(retries=retries, connect_timeout=2, read_timeout=5, s3={"addressing_style": "path"})
     client = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1", config=config)
-    last: Exception | None = None
-    for _ in range(600):
-        try:
-            client.create_bucket(Bucket=BUCKET)
-            client.put_object(Bucket=BUCKET, Key="started", Body=b"1")
-            client.close()
-            return
-        except (BotoCoreError, ClientError) as error:
-            last = error
-            time.sleep(0.1)
-    raise AssertionError(f"{endpoint} did not start") from last
+    client.create_bucket(Bucket=BUCKET)
+    client.put_object(Bucket=BUCKET, Key="started", Body=b"1")
+    client.close()
 
 
 @pytest.fixture(params=["directory", "moto", pytest.param("seaweedfs", marks=pytest.mark.long)])

@@ -169,12 +169,11 @@ async def test_no_answer_waits_for_one_that_was_asked_for_earlier(
     pending: list[asyncio.Future[Any]] = []
 
     async def asked(method: str, path: str, *given: Any, **named: Any) -> Any:
-        if not path.endswith("/receive") or not pending:
-            if path.endswith("/receive"):
-                pending.append(asyncio.get_running_loop().create_future())
-            return await call(method, path, *given, **named)
-        pending.append(asyncio.get_running_loop().create_future())
-        return await pending[-1]
+        if path.endswith("/receive"):
+            pending.append(asyncio.get_running_loop().create_future())
+            if len(pending) > 1:
+                return await pending[-1]
+        return await call(method, path, *given, **named)
 
     monkeypatch.setattr(connection, "call", asked)
     service.receives += [large("A", 0), one_receipt("B", 10, 5)]
