@@ -17,8 +17,17 @@ import numpy as np
 import numpy.typing as npt
 
 from millpond.store.client import SETTLE_STATUSES, GroupRef, QueueRef
-from millpond.store.fold.operations import CursorDelta, GroupDrop, Ints, Rows, encode, encode_runs, spread
-from millpond.store.fold.unsettled import DEAD, LEASED, NEVER, WAITING, Mask, Unsettled, Where
+from millpond.store.fold.operations import (
+    CursorDelta,
+    GroupDrop,
+    Ints,
+    Rows,
+    encode,
+    encode_run,
+    encode_runs,
+    spread,
+)
+from millpond.store.fold.unsettled import DEAD, LEASED, NEVER, NO_ROWS, WAITING, Mask, Unsettled, Where
 
 OK, ALREADY, REDELIVERED, VOID, UNKNOWN = range(len(SETTLE_STATUSES))
 assert SETTLE_STATUSES == ("ok", "already", "redelivered", "void", "unknown")
@@ -278,16 +287,21 @@ class Cursor:
 
     def take_delta(self) -> bytes:
         """What has changed since the last one, as one operation."""
-        encoded = self._known_runs() or encode(self._delta(*self._touched_rows()))
+        encoded = self._one_run() or self._known_runs() or encode(self._delta(*self._touched_rows()))
         self._touched.clear()
         self._reset = False
         return encoded
 
-    def _delta(self, rows: Rows, removed: Ints) -> CursorDelta:
+    def _delta(self, rows: Rows = NO_ROWS, removed: Ints = _NOTHING) -> CursorDelta:
         return CursorDelta(
             self.group, self.queue, self.generation, self.head, self.next_lease, self.skipped, *self.last_seek,
             self._reset, rows, removed,
         )  # fmt: skip
+
+    def _one_run(self) -> bytes | None:
+        """The operation, when one run was touched, once: without arrays, for that is what a message alone costs."""
+        run = self._touched[0] if len(self._touched) == 1 else None
+        return encode_run(self._delta(), run, self.table.row(run.start)) if isinstance(run, range) else None
 
     def _known_runs(self) -> bytes | None:
         """The operation, when only whole runs were touched, each once: nobody looks at their rows one by one."""

@@ -65,6 +65,8 @@ _GROUP = struct.Struct("<qqq")
 _PRODUCER = struct.Struct("<qH")
 _CURSOR_BYTES = _HEADER.size + _CURSOR.size
 assert _CURSOR_BYTES == 112
+_RUN = struct.Struct("<qqqIIB")  # the arrays behind it, when there is one run
+_GONE = struct.Struct("<qI")  # and when there is one of removed offsets
 
 
 class NewerFormat(ValueError):
@@ -79,6 +81,16 @@ class Rows(NamedTuple):
     due: Array
     attempt: Array
     state: Array
+
+
+class Row(NamedTuple):
+    """One of them."""
+
+    offset: int
+    lease: int
+    due: int
+    attempt: int
+    state: int
 
 
 class CursorDelta(NamedTuple):
@@ -206,18 +218,33 @@ def encode_runs(delta: CursorDelta, counts: Array, gone_counts: Array) -> bytes:
     """A cursor's operation when its runs are known: `delta` has the first row of each, and the first removed offset;
     their lengths are `counts` and `gone_counts`, u32."""
     rows, removed = delta.rows, delta.removed
-    group, queue = delta.group, delta.queue
-    body = _CURSOR.pack(
-        group.tenant_id, group.topic_id, group.group_id, queue.queue_id, queue.queue, len(counts), len(gone_counts),
-        delta.generation, delta.head, delta.next_lease, delta.skipped,
-        delta.seek_hash, delta.seek_from, delta.seek_to,
-    )  # fmt: skip
     pieces = [
-        body,
+        _scalars(delta, len(counts), len(gone_counts)),
         rows.offset.tobytes(), rows.lease.tobytes(), rows.due.tobytes(), removed.tobytes(),
         counts.tobytes(), rows.attempt.tobytes(), gone_counts.tobytes(), rows.state.tobytes(),
     ]  # fmt: skip
     return _framed(CURSOR, b"".join(pieces), RESET if delta.reset else 0)
+
+
+def encode_run(delta: CursorDelta, run: range, first: Row | None) -> bytes:
+    """A cursor's operation when one run is all: its rows are as `first`, or removed when that is None. Of `delta` only
+    the scalars are looked at."""
+    if first is None:
+        body = _scalars(delta, 0, 1) + _GONE.pack(run.start, len(run))
+    else:
+        body = _scalars(delta, 1, 0) + _RUN.pack(
+            run.start, first.lease, first.due, len(run), first.attempt, first.state
+        )
+    return _framed(CURSOR, body, RESET if delta.reset else 0)
+
+
+def _scalars(delta: CursorDelta, runs: int, gone: int) -> bytes:
+    group, queue = delta.group, delta.queue
+    return _CURSOR.pack(
+        group.tenant_id, group.topic_id, group.group_id, queue.queue_id, queue.queue, runs, gone,
+        delta.generation, delta.head, delta.next_lease, delta.skipped,
+        delta.seek_hash, delta.seek_from, delta.seek_to,
+    )  # fmt: skip
 
 
 def _runs(offsets: Ints, *columns: Array) -> tuple[Ints, npt.NDArray[np.uint32]]:

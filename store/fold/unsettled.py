@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from millpond.store.fold.operations import Ints, Rows
+from millpond.store.fold.operations import Ints, Row, Rows
 
 DEAD, LEASED, WAITING = 0, 1, 2
 NEVER = np.iinfo(np.int64).max
@@ -31,7 +31,7 @@ Where = Ints | slice
 """Positions of rows: either an ascending array or a slice."""
 
 _NOTHING: Ints = np.empty(0, np.int64)
-_FREED = Rows._make(np.empty(0, dtype) for dtype in _TYPES)
+NO_ROWS = Rows._make(np.empty(0, dtype) for dtype in _TYPES)
 
 
 class Unsettled:
@@ -40,7 +40,7 @@ class Unsettled:
     __slots__ = ("_due_offsets", "_end", "_start", "columns", "earliest_due", "live")
 
     def __init__(self) -> None:
-        self.columns = _FREED
+        self.columns = NO_ROWS
         self._start = 0  # the first row that may live
         self._end = 0
         self.live = 0
@@ -76,6 +76,14 @@ class Unsettled:
         found = self.columns.offset[positions] == offsets
         found &= self.columns.state[positions] != DEAD
         return positions, found
+
+    def row(self, offset: int) -> Row | None:
+        """The living row of this offset."""
+        columns = self.columns
+        at = self._start + int(columns.offset[self._start : self._end].searchsorted(offset))
+        if at == self._end or columns.offset[at] != offset or columns.state[at] == DEAD:
+            return None
+        return Row._make(column.item(at) for column in columns)
 
     def span(self, first: int, end: int) -> slice:
         """The rows of first <= offset < end, dead ones among them."""
@@ -147,7 +155,7 @@ class Unsettled:
             self._hold(self.rows())
 
     def clear(self) -> None:
-        self.columns = _FREED
+        self.columns = NO_ROWS
         self._start = self._end = self.live = 0
         self.earliest_due = NEVER
         self._due_offsets = _NOTHING

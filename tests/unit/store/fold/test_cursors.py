@@ -300,3 +300,21 @@ def test_whole_runs_are_one_run_each() -> None:
     second.apply(payload, operations)
     assert state_of(second.by_key[3, 40]) == state_of(cursor)
     assert len(payload) < 200
+
+
+@pytest.mark.parametrize(("first", "end"), [(0, 3), (3, 5), (4, 10), (7, 8), (0, 10)])
+def test_one_run_alone(first: int, end: int) -> None:
+    """A grant, and the ack of a run of it, each alone in its delta, go where that is applied, seek and all."""
+    cursors, second = Cursors(), Cursors()
+    cursor = cursors.open(GROUP, QUEUE, 0)
+    cursor.grant(np.arange(20), 50, 20)
+    _carry_over(cursors, second)
+    cursor.seek(0, False, LastSeek(7, 20, 0))
+    lease, _ = cursor.grant(np.arange(10), 77, 10)
+    _carry_over(cursors, second)
+    assert second.by_key[3, 40].table.rows().offset.tolist() == list(range(10))
+    cursor.settle_ranges(lease, 2, array([first, end]), "ack", 0)
+    _carry_over(cursors, second)
+    left = [offset for offset in range(10) if not first <= offset < end]
+    assert second.by_key[3, 40].table.rows().offset.tolist() == left
+    assert second.by_key[3, 40].in_flight == len(left)
