@@ -12,7 +12,7 @@ from __future__ import annotations
 from bisect import bisect_right, insort
 from collections import OrderedDict
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -44,17 +44,17 @@ def decode(frame: StoredFrame, queue: int, offsets: range | None = None) -> pa.R
         offsets = range(frame.first_offset, frame.first_offset + frame.count)
     inner, count = inner.slice(offsets.start - frame.first_offset, len(offsets)), len(offsets)
     columns = dict(zip(inner.schema.names, inner.columns, strict=True))
-    columns["queue"] = _filled(pa.int32(), np.full(count, queue, np.int32))
-    columns["offset"] = _filled(pa.int64(), np.arange(offsets.start, offsets.stop, dtype=np.int64))
-    columns["store_ts"] = _filled(TIMESTAMP, np.full(count, frame.store_ts, np.int64))
+    columns["queue"] = _filled(pa.int32(), count, queue.to_bytes(4, "little", signed=True) * count)
+    columns["offset"] = _filled(pa.int64(), count, np.arange(offsets.start, offsets.stop, dtype=np.int64))
+    columns["store_ts"] = _filled(TIMESTAMP, count, frame.store_ts.to_bytes(8, "little", signed=True) * count)
     nulls = _nulls(count) if count <= _FEW else [null.slice(0, count) for null in _nulls(_rounded(count))]
     return pa.RecordBatch.from_arrays(
         [columns.get(name, null) for name, null in zip(TIER_SCHEMA.names, nulls, strict=True)], schema=TIER_SCHEMA
     )
 
 
-def _filled(type_: pa.DataType, values: npt.NDArray[Any]) -> pa.Array:
-    return pa.Array.from_buffers(type_, len(values), [None, pa.py_buffer(values)])
+def _filled(type_: pa.DataType, count: int, values: bytes | npt.NDArray[np.int64]) -> pa.Array:
+    return pa.Array.from_buffers(type_, count, [None, pa.py_buffer(values)])
 
 
 def _rounded(count: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from operator import ge
 
 import numpy as np
 import numpy.typing as npt
@@ -40,7 +41,6 @@ def parse(text: str, field: str) -> npt.NDArray[np.int64]:
     for item in text.split(","):
         first, dash, last = item.partition("-")
         flat += (int(first), int(last if dash else first) + 1)
-    pairs = np.array(flat, np.int64)
-    if (np.diff(pairs) < 0).any() or (pairs[1::2] <= pairs[::2]).any():
+    if flat != sorted(flat) or any(map(ge, flat[::2], flat[1::2])):
         raise BadRequest.field(field, _EXPECTED, text[:80])
-    return pairs
+    return np.array(flat, np.int64)

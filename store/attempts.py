@@ -94,7 +94,7 @@ def _compact(drawn: Drawn) -> _Rows:
     first, last = int(drawn.offsets[0]), int(drawn.offsets[-1])
     dense = last - first == len(drawn.offsets) - 1
     offsets = range(first, last + 1) if dense else drawn.offsets
-    again = (drawn.attempts != 1).any()
+    again = np.count_nonzero(drawn.attempts != 1)
     return _Rows(drawn.place, drawn.generation, drawn.lease, offsets, drawn.attempts if again else None)
 
 

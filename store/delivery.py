@@ -36,7 +36,7 @@ from millpond.store.client import (
     SettleResult,
     StoredFrame,
 )
-from millpond.store.fold.cursor import ALREADY, OK, UNKNOWN, VOID, Statuses
+from millpond.store.fold.cursor import ALREADY, OK, UNKNOWN, VOID
 from millpond.store.fold.cursors import Cursors
 from millpond.store.fold.operations import Ints
 from millpond.store.groups import Groups, first_number
@@ -384,17 +384,18 @@ class Delivery:
         changed = any(rows for _, rows in outcomes)
         if changed:
             self._log.state_changed()
-        if any(((statuses == ALREADY) | (statuses == VOID)).any() for statuses, _ in outcomes):
+        if any(ALREADY in statuses or VOID in statuses for statuses, _ in outcomes):
             await _within(self._log.confirmed(), request.deadline_ms)
         elif changed:
             durable = self._log.state_flushed if request.durability == "flush" else self._log.state_written
             await _within(durable(), request.deadline_ms)
         return SettleResult([SettleOutcome(pa.py_buffer(statuses), rows) for statuses, rows in outcomes])
 
-    def _settle(self, group: GroupRef, one: Settle, now: int) -> tuple[Statuses, int]:
+    def _settle(self, group: GroupRef, one: Settle, now: int) -> tuple[bytes, int]:
+        """The statuses, a byte each, and how many rows were settled."""
         place = self._groups.find(group.group_id, one.queue_id)
         if place is None:
-            return np.full(1 if one.ranges is not None else _count(one.offsets), UNKNOWN, np.uint8), 0
+            return bytes((UNKNOWN,)) * (1 if one.ranges is not None else _count(one.offsets)), 0
         due = now + max(0, one.delay_ms)
         cursor = place.cursor
         if one.ranges is not None:
@@ -402,11 +403,11 @@ class Delivery:
             if len(ranges) % 2:
                 raise BadRequest.field("ranges", "pairs of first and end", len(ranges))
             status, rows = cursor.settle_ranges(one.lease, one.generation, ranges, one.action, due)
-            statuses = np.full(1, status, np.uint8)
+            statuses = bytes((status,))
         else:
             offsets = _offsets(one.offsets)
-            statuses = cursor.settle(one.lease, one.generation, offsets, one.action, due)
-            rows = int(np.count_nonzero(statuses == OK))
+            statuses = cursor.settle(one.lease, one.generation, offsets, one.action, due).tobytes()
+            rows = statuses.count(OK)
         if rows:
             self._settled(place, one.action in {"nack", "release"} and due <= now)
         return statuses, rows

@@ -48,7 +48,8 @@ _FEW = 8
 GATHERED_BYTES = 16 * KIB
 """Buffers below are copied together: a piece of its own costs the kernel about as much as copying so many bytes."""
 
-RECEIVE_SCHEMA = TIER_SCHEMA.append(pa.field("delivery_attempt", pa.int32(), nullable=False))
+_ATTEMPT = pa.field("delivery_attempt", pa.int32(), nullable=False)
+RECEIVE_SCHEMA = TIER_SCHEMA.append(_ATTEMPT)
 
 NOTHINGS = 4_096  # empty answers that are kept: one for each topic and media type
 
@@ -138,16 +139,17 @@ async def arrow_stream(rows: Sequence[Rows], beside: Mapping[str, Any]) -> list[
 
 def _arrow_parts(rows: Sequence[Rows], beside: Mapping[str, Any]) -> tuple[pa.Schema, list[pa.RecordBatch]]:
     """The schema of a stream, and its batches; that of a receive, also of an empty one, is known by its `receipts`."""
+    metadata = {METADATA_KEY: _json.encode(beside)}
     leased = "receipts" in beside
-    schema = (RECEIVE_SCHEMA if leased else TIER_SCHEMA).with_metadata({METADATA_KEY: _json.encode(beside)})
-    batches = []
-    for one in rows:
-        arrays = one.batch.columns
-        if leased:
-            assert one.attempts is not None
-            arrays.append(pa.array(one.attempts.astype(np.int32)))
-        batches.append(pa.RecordBatch.from_arrays(arrays, schema=schema))
-    return schema, batches
+    batches = [_leased(one) if leased else one.batch for one in rows]
+    schema = (RECEIVE_SCHEMA if leased else TIER_SCHEMA).with_metadata(metadata)
+    return schema, [batch.replace_schema_metadata(metadata) for batch in batches]
+
+
+def _leased(rows: Rows) -> pa.RecordBatch:
+    assert rows.attempts is not None
+    attempts = pa.Array.from_buffers(pa.int32(), len(rows.attempts), [None, pa.py_buffer(rows.attempts)])
+    return rows.batch.append_column(_ATTEMPT, attempts)
 
 
 class _Gathered:

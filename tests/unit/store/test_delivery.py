@@ -56,6 +56,16 @@ async def test_double_ack(bench: Bench) -> None:
     assert bench.log.calls == ["confirmed"]
 
 
+async def test_void_is_told_once_it_is_confirmed(bench: Bench) -> None:
+    """A lease that a seek took away is `void` only when the seek cannot be forgotten."""
+    bench.put(1)
+    grant = await bench.take()
+    await bench.seek(0)
+    bench.log.calls.clear()
+    assert await bench.settle(grant) == ["void"]
+    assert bench.log.calls == ["confirmed"]
+
+
 async def test_ranges_settle_the_rows_of_the_lease(bench: Bench) -> None:
     """A receipt's ranges settle the lease's own rows, and say how many."""
     bench.put(20)

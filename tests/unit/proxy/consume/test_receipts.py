@@ -32,6 +32,14 @@ async def test_a_token_reads_as_what_was_signed(world: Any, reader: LeaseTokens)
     assert len(await world.tokens.sign(LEASE)) <= 44
 
 
+async def test_a_token_of_version_1(world: Any) -> None:
+    """A lease given before an upgrade can be settled after it."""
+    world.metadata.keys = [LeaseKey(3, bytes(range(32)), world.clock.wall_ms() + 10**9)]
+    first = "AQMBBx8LAgXAhD0T2iQp4bql7rDVQhn4_r0k"
+    assert await world.tokens.read([first]) == [LEASE]
+    assert await world.tokens.sign(LEASE) == first
+
+
 async def test_a_process_knows_only_so_many_tokens_by_heart(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that it has forgotten are verified as another proxy's are."""
     monkeypatch.setattr(receipts, "SIGNED", 2)
