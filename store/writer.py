@@ -29,6 +29,7 @@ INLINE_WRITE_BYTES = 128 * KIB  # a copy into the page cache of ~20 us: cheaper 
 PACE_SECONDS = 0.002  # how long a flush that nobody awaits is put off
 PACED_BYTES = 4 * MIB  # .. unless so much waits for it
 
+_NEXT = 0  # the gathering to come: all wait for the same one
 _MARK = Draft(MARK, 0, 0, 0, 0, 0, 0, b"", b"", 0, 0)
 
 
@@ -93,7 +94,8 @@ class Writer:
         self._flush_awaited = asyncio.Event()
         self._hurried = 0  # position
         self.awaiting = Flushes()
-        self._gathered: asyncio.Future[int] | None = None
+        self._gathering = Waiters()
+        self._gathered_to = 0  # position
         self._written = Waiters()
         self._flushed = Waiters()
         self._threads = Threads(2, "millpond-log")
@@ -113,10 +115,9 @@ class Writer:
     async def gathered(self) -> int:
         """Until the state that waits now is at the tail; the position below which it stands."""
         self._check()
-        if self._gathered is None:
-            self._gathered = asyncio.get_running_loop().create_future()
-            self._wake.set()
-        return await asyncio.shield(self._gathered)
+        self._wake.set()
+        await self._gathering.wait(_NEXT)
+        return self._gathered_to
 
     async def written(self, position: int) -> None:
         """Until everything below `position` was handed to the kernel. Raises Unavailable(unknown_outcome)."""
@@ -207,9 +208,9 @@ class Writer:
             raise
 
     def _gather_now(self) -> None:
-        if self._gather() and self._gathered is not None:
-            self._gathered.set_result(self._log.tail)
-            self._gathered = None
+        if self._gather():
+            self._gathered_to = self._log.tail
+            self._gathering.reach(_NEXT)
 
     async def flush_loop(self) -> None:
         log = self._log
@@ -280,9 +281,7 @@ class Writer:
         self._failed = error
         # Who waits has frames at the tail, which may or may not be on the disk: only recovery will know.
         failure = Unavailable("unknown_outcome", f"the store has stopped: {error}")
-        if self._gathered is not None and not self._gathered.done():
-            self._gathered.set_exception(failure)
-            self._gathered.exception()
+        self._gathering.fail(failure)
         self._written.fail(failure)
         self._flushed.fail(failure)
         self._flushed_some.set()
