@@ -1,4 +1,4 @@
-"""From items of a settle call to `Settle`s by columns, and back to one result an item.
+"""From what a settle call names to `Settle`s by columns, and back to a status for each.
 
 Lease ids are split into token and row, many of them by columns; each distinct token is verified once; ids of one token,
 action and delay become one `Settle`. A receipt with its ranges is one by itself. An id that was said twice is sent
@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import islice
 from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from millpond.core.limits import CALL_MS
 from millpond.metadata.client import GroupInfo, QueueInfo, TopicInfo
@@ -25,27 +25,44 @@ from millpond.proxy import row_ranges
 from millpond.proxy.grants import group_ref
 from millpond.proxy.parts import Parts
 from millpond.proxy.receipts import Lease
-from millpond.store.client import SETTLE_STATUSES, Settle, SettleOutcome, SettleRequest, SettleStatus
+from millpond.store.client import SETTLE_STATUSES, Settle, SettleOutcome, SettleRequest
 
 Action = Literal["ack", "nack", "extend"]
-Result = tuple[SettleStatus, int]
 
 _ALREADY = SETTLE_STATUSES.index("already")
 _OK = SETTLE_STATUSES.index("ok")
-_ROW = "^[0-9]{1,9}$"
+_UNKNOWN = SETTLE_STATUSES.index("unknown")
 _ROW_CHARS = 9
 FEW_IDS = 512
 """Up to so many are taken one by one: 14 us for one id and 1.3 ms for 512, where columns take 0.55 and 1.8; of 1,000
 ids 2.5 and 1.5."""
 
 
-class Item(NamedTuple):
-    """One thing to settle. `rows` None: `token` is a lease id, else a receipt. `delay_ms` as in `Settle`."""
+class LeaseIds(NamedTuple):
+    """Lease ids that are settled alike. `delay_ms` as in `Settle`. `numbers`: which items of the call they are."""
 
     action: Action
     delay_ms: int
-    token: str
-    rows: str | None
+    ids: list[str]
+    numbers: list[int]
+
+
+class ReceiptRows(NamedTuple):
+    """`rows` of a receipt; `number`: which item of the call it is."""
+
+    action: Action
+    delay_ms: int
+    receipt: str
+    rows: str
+    number: int
+
+
+class Outcomes(NamedTuple):
+    """What became of them. `ids`: for each of the `LeaseIds` a status, as an index into SETTLE_STATUSES, for each id.
+    `receipts`: for each a status likewise, and how many rows were settled now."""
+
+    ids: list[bytes]
+    receipts: list[tuple[int, int]]
 
 
 class _Part(NamedTuple):
@@ -56,28 +73,25 @@ class _Part(NamedTuple):
     place: Callable[[SettleOutcome], None]
 
 
-async def settle_items(parts: Parts, topic: TopicInfo, group: GroupInfo, items: list[Item]) -> list[Result]:
-    """(status, rows settled now) of each item, in order. Tokens that are not of this group are `unknown`.
+async def settle_all(
+    parts: Parts, topic: TopicInfo, group: GroupInfo, ids: Sequence[LeaseIds], receipts: Sequence[ReceiptRows]
+) -> Outcomes:
+    """Tokens that are not of this group are `unknown`.
 
     Raises BadRequest naming rows that are no ranges, Unavailable when a store cannot be reached (settling the same
-    items again is harmless).
+    again is harmless).
     """
-    ranges = {
-        number: row_ranges.parse(item.rows, f"item {number}: rows")
-        for number, item in enumerate(items)
-        if item.rows is not None
-    }
-    results: list[Result] = [("unknown", 0)] * len(items)
-    numbers = [number for number, item in enumerate(items) if item.rows is None]
-    ids = (_FewIds if len(numbers) <= FEW_IDS else _ManyIds)(items, numbers)
-    receipts = [items[number].token for number in ranges]
-    leases = await _leases(parts, topic, group, [*ids.tokens, *receipts])
-    work = ids.by_lease(leases[: len(ids.tokens)], results, topic)
-    for (number, pairs), lease in zip(ranges.items(), leases[len(ids.tokens) :], strict=True):
+    ranges = [row_ranges.parse(one.rows, f"item {one.number}: rows") for one in receipts]
+    split = [(_FewIds if len(one.ids) <= FEW_IDS else _ManyIds)(one) for one in ids]
+    tokens = [token for some in split for token in some.tokens] + [one.receipt for one in receipts]
+    leases = iter(await _leases(parts, topic, group, tokens))
+    work = [part for some in split for part in some.by_lease(list(islice(leases, len(some.tokens))), topic)]
+    settled = [(_UNKNOWN, 0)] * len(receipts)
+    for number, (one, pairs, lease) in enumerate(zip(receipts, ranges, leases, strict=True)):
         if lease is not None:
-            work.append(_by_range(items[number], number, pairs, lease, results, topic))
+            work.append(_by_range(one, pairs, lease, partial(settled.__setitem__, number), topic))
     await _send(parts, topic, group, work)
-    return results
+    return Outcomes([bytes(some.statuses) for some in split], settled)
 
 
 async def _leases(parts: Parts, topic: TopicInfo, group: GroupInfo, tokens: list[str]) -> list[Lease | None]:
@@ -95,117 +109,122 @@ async def _leases(parts: Parts, topic: TopicInfo, group: GroupInfo, tokens: list
 
 
 class _FewIds:
-    """The items of these `numbers`, which are lease ids; one by one."""
+    """One by one. `statuses`: of each id, once what `by_lease` gave is placed."""
 
-    def __init__(self, items: list[Item], numbers: list[int]) -> None:
-        self._items = items
+    def __init__(self, named: LeaseIds) -> None:
+        self._named = named
+        self.statuses = bytearray((_UNKNOWN,)) * len(named.ids)
         tokens: dict[str, int] = {}
         self._good: list[tuple[int, int, int]] = []  # number, token, row
-        for number in numbers:
-            text = items[number].token
-            token, dot, row = text.rpartition(".")
-            if dot and row.isdigit() and len(row) <= _ROW_CHARS and text.isascii():
+        for number, text in enumerate(named.ids):
+            token, _, row = text.rpartition(".")
+            if _is_row(row):
                 self._good.append((number, tokens.setdefault(token, len(tokens)), int(row)))
         self.tokens = list(tokens)
 
-    def by_lease(self, leases: list[Lease | None], results: list[Result], topic: TopicInfo) -> list[_Part]:
-        """One part for all ids of the same lease, action and delay, in order of their first appearance. `leases`: of
-        each of `tokens`."""
-        named: dict[tuple[Lease, Action, int], list[tuple[int, int]]] = {}
+    def by_lease(self, leases: list[Lease | None], topic: TopicInfo) -> list[_Part]:
+        """One part for all ids of the same lease, in order of their first appearance. `leases`: of each of `tokens`."""
+        named: dict[Lease, list[tuple[int, int]]] = {}
         for number, token, row in self._good:
-            lease, item = leases[token], self._items[number]
+            lease = leases[token]
             if lease is not None:
-                named.setdefault((lease, item.action, item.delay_ms), []).append((number, lease.base + row))
+                named.setdefault(lease, []).append((number, lease.base + row))
         parts = []
-        for (lease, action, delay_ms), some in named.items():
+        for lease, some in named.items():
             offsets = sorted({offset for _, offset in some})
-            settle = _settle(lease, action, delay_ms, array("q", offsets).tobytes())
-            parts.append(_Part(_queue(topic, lease), settle, partial(_place, results, some, offsets)))
+            settle = _settle(lease, self._named, array("q", offsets).tobytes())
+            parts.append(_Part(_queue(topic, lease), settle, partial(self._place, some, offsets)))
         return parts
 
-
-def _place(results: list[Result], some: list[tuple[int, int]], offsets: list[int], outcome: SettleOutcome) -> None:
-    """The status of each of `offsets` to `some`: (number of an item, its offset)."""
-    statuses = dict(zip(offsets, bytes(outcome.statuses), strict=True))
-    for number, offset in some:
-        status = statuses[offset]
-        results[number] = (SETTLE_STATUSES[status], int(status == _OK))
-        if status == _OK:
-            statuses[offset] = _ALREADY
+    def _place(self, some: list[tuple[int, int]], offsets: list[int], outcome: SettleOutcome) -> None:
+        """The status of each of `offsets` to `some`: (number of an id, its offset)."""
+        statuses = dict(zip(offsets, bytes(outcome.statuses), strict=True))
+        for number, offset in some:
+            self.statuses[number] = statuses[offset]
+            if statuses[offset] == _OK:
+                statuses[offset] = _ALREADY
 
 
 class _ManyIds:
     """As `_FewIds`, by columns."""
 
-    def __init__(self, items: list[Item], numbers: list[int]) -> None:
-        self._items = items
-        self._numbers = np.array(numbers, np.int64)
-        self.tokens, self._token, self._row = _split([items[number].token for number in numbers])
+    def __init__(self, named: LeaseIds) -> None:
+        self._named = named
+        self.statuses = np.full(len(named.ids), _UNKNOWN, np.uint8)
+        self.tokens, self._token, self._row = _split(named.ids)
 
-    def by_lease(self, leases: list[Lease | None], results: list[Result], topic: TopicInfo) -> list[_Part]:
-        kinds: dict[tuple[str, int], int] = {}
-        items = [self._items[number] for number in self._numbers.tolist()]
-        kind = np.array([kinds.setdefault((item.action, item.delay_ms), len(kinds)) for item in items], np.int64)
+    def by_lease(self, leases: list[Lease | None], topic: TopicInfo) -> list[_Part]:
         known = np.array([lease is not None for lease in leases], np.bool_)
-        valid = np.flatnonzero((self._token >= 0) & (known[self._token] if len(known) else False))
-        pair = kind[valid] * len(leases) + self._token[valid]
-        order = np.argsort(pair, kind="stable")
-        bounds = np.flatnonzero(np.diff(pair[order], prepend=-1))
+        valid = np.flatnonzero(known[self._token])
+        order = np.argsort(self._token[valid], kind="stable")
+        bounds = np.flatnonzero(np.diff(self._token[valid][order], prepend=-1))
         parts = []
         for some in np.split(valid[order], bounds[1:]) if len(valid) else []:
             lease = leases[self._token[some[0]]]
             assert lease is not None
-            item = items[some[0]]
             offsets, first, inverse = np.unique(lease.base + self._row[some], return_index=True, return_inverse=True)
             repeats = np.ones(len(some), np.bool_)
             repeats[first] = False
-            settle = _settle(lease, item.action, item.delay_ms, offsets.astype(np.int64).tobytes())
-            place = partial(_place_many, results, self._numbers[some], inverse, repeats)
-            parts.append(_Part(_queue(topic, lease), settle, place))
+            settle = _settle(lease, self._named, offsets.astype(np.int64).tobytes())
+            parts.append(_Part(_queue(topic, lease), settle, partial(self._place, some, inverse, repeats)))
         return parts
+
+    def _place(
+        self,
+        some: npt.NDArray[np.int64],
+        inverse: npt.NDArray[np.int64],
+        repeats: npt.NDArray[np.bool_],
+        outcome: SettleOutcome,
+    ) -> None:
+        statuses = np.frombuffer(outcome.statuses, np.uint8)[inverse]
+        self.statuses[some] = np.where(repeats & (statuses == _OK), _ALREADY, statuses)
 
 
 def _split(ids: list[str]) -> tuple[list[str], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """(distinct tokens, each id's token or -1, each id's row). An id is a token, a dot, a number."""
-    column = pa.array([text if text.isascii() else "" for text in ids], pa.string())
-    pieces = pc.split_pattern(column, ".", max_splits=1, reverse=True)
-    whole = pc.equal(pc.list_value_length(pieces), 2)
-    pieces = pc.if_else(whole, pieces, pa.scalar(["", "-"], pieces.type))
-    token, row = pc.list_element(pieces, 0), pc.list_element(pieces, 1)
-    good = pc.match_substring_regex(row, _ROW)
-    rows = pc.if_else(good, row, "0").cast(pa.int64()).to_numpy()
-    distinct = token.dictionary_encode()
-    of_id = np.where(good.to_numpy(zero_copy_only=False), distinct.indices.to_numpy(), -1)
-    return distinct.dictionary.to_pylist(), of_id.astype(np.int64), rows
+    """(distinct tokens, each id's token, each id's row). What is no token, dot and number has an empty token, which is
+    nobody's."""
+    token, dot, _ = ids[0].rpartition(".")
+    rows = [text.removeprefix(token + dot) for text in ids]
+    if _are_rows(rows):  # of one grant, as in most calls
+        return [token], np.zeros(len(ids), np.int64), _numbers(rows)
+    tokens = []
+    for number, text in enumerate(ids):
+        token, _, row = text.rpartition(".")
+        good = _is_row(row)
+        tokens.append(token if good else "")
+        rows[number] = row if good else "0"
+    distinct = {token: number for number, token in enumerate(dict.fromkeys(tokens))}
+    return list(distinct), np.fromiter(map(distinct.__getitem__, tokens), np.int64, len(ids)), _numbers(rows)
 
 
-def _place_many(
-    results: list[Result],
-    numbers: npt.NDArray[np.int64],
-    inverse: npt.NDArray[np.int64],
-    repeats: npt.NDArray[np.bool_],
-    outcome: SettleOutcome,
-) -> None:
-    statuses = np.frombuffer(outcome.statuses, np.uint8)[inverse]
-    statuses = np.where(repeats & (statuses == _OK), _ALREADY, statuses)
-    for number, status in zip(numbers.tolist(), statuses.tolist(), strict=True):
-        results[number] = (SETTLE_STATUSES[status], int(status == _OK))
+def _are_rows(texts: list[str]) -> bool:
+    digits = "".join(texts)
+    return digits.isascii() and digits.isdigit() and "" not in texts and len(max(texts, key=len)) <= _ROW_CHARS
 
 
-def _settle(lease: Lease, action: Action, delay_ms: int, offsets: bytes) -> Settle:
-    buffer = pa.py_buffer(offsets)
-    return Settle(lease.queue_id, lease.generation, lease.lease, action, offsets=buffer, delay_ms=delay_ms)
+def _numbers(texts: list[str]) -> npt.NDArray[np.int64]:
+    return np.fromiter(map(int, texts), np.int64, len(texts))
+
+
+def _is_row(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= _ROW_CHARS
+
+
+def _settle(lease: Lease, named: LeaseIds, offsets: bytes) -> Settle:
+    names = (lease.queue_id, lease.generation, lease.lease, named.action)
+    return Settle(*names, offsets=pa.py_buffer(offsets), delay_ms=named.delay_ms)
 
 
 def _by_range(
-    item: Item, number: int, pairs: npt.NDArray[np.int64], lease: Lease, results: list[Result], topic: TopicInfo
+    named: ReceiptRows,
+    pairs: npt.NDArray[np.int64],
+    lease: Lease,
+    done: Callable[[tuple[int, int]], None],
+    topic: TopicInfo,
 ) -> _Part:
-    def place(outcome: SettleOutcome) -> None:
-        results[number] = (SETTLE_STATUSES[np.frombuffer(outcome.statuses, np.uint8)[0]], outcome.rows)
-
-    ranges = pa.py_buffer((pairs + lease.base).tobytes())
-    settle = Settle(lease.queue_id, lease.generation, lease.lease, item.action, ranges=ranges, delay_ms=item.delay_ms)
-    return _Part(_queue(topic, lease), settle, place)
+    names = (lease.queue_id, lease.generation, lease.lease, named.action)
+    settle = Settle(*names, ranges=pa.py_buffer((pairs + lease.base).tobytes()), delay_ms=named.delay_ms)
+    return _Part(_queue(topic, lease), settle, lambda outcome: done((bytes(outcome.statuses)[0], outcome.rows)))
 
 
 def _queue(topic: TopicInfo, lease: Lease) -> QueueInfo:

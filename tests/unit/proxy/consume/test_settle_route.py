@@ -77,6 +77,20 @@ async def test_every_status_finds_its_item(world: Any) -> None:
     assert [one["status"] for one in body["results"]] == [SETTLE_STATUSES[row % 5] for row in rows]
 
 
+async def test_ids_of_two_grants_in_turn(world: Any) -> None:
+    """Each id has its own grant's row and status, whichever stands beside it."""
+    one, two = await world.tokens.sign(ONE), await world.tokens.sign(TWO)
+    world.store.statuses = lambda settle: ([settle.queue_id % 5] * len(np.frombuffer(settle.offsets, np.int64)), 0)
+    ids = [f"{(one, two)[row % 2]}.{row}" for row in range(10)]
+    _, body = await ack(world, acks=ids)
+    assert body["results"] == [
+        {"status": SETTLE_STATUSES[(11, 12)[row % 2] % 5], "lease_id": ids[row]} for row in range(10)
+    ]
+    assert sorted(shown(world.store.settled[0])) == [
+        (11, 5, "ack", 0, [1000, 1002, 1004, 1006, 1008]), (12, 6, "ack", 0, [1, 3, 5, 7, 9]),
+    ]  # fmt: skip
+
+
 async def test_a_lease_said_twice_is_already_acked(world: Any) -> None:
     """A double ack in one call is `ok` once and `already` after; the store sees it once."""
     token = await world.tokens.sign(ONE)
@@ -105,11 +119,21 @@ async def test_forged_foreign_and_broken_ids_are_unknown(world: Any) -> None:
     assert [shown(request) for request in world.store.settled] == [[(11, 5, "ack", 0, [1001])]]
 
 
+@pytest.mark.parametrize("row", ["", "9999999999", "\u0661", "\u00b2", "-1", "1 ", "+1", "1_0", "1.1"])
+async def test_a_broken_row_beside_a_good_one_of_its_grant(world: Any, row: str) -> None:
+    """It is unknown, and goes to no store; the other is settled."""
+    good = await world.tokens.sign(ONE)
+    _, body = await ack(world, acks=[f"{good}.1", f"{good}.{row}"])
+    assert [one["status"] for one in body["results"]] == ["ok", "unknown"]
+    assert [shown(request) for request in world.store.settled] == [[(11, 5, "ack", 0, [1001])]]
+
+
 async def test_nothing_known_asks_no_store(world: Any) -> None:
     """An empty call, and one of forged ids only, are answered here."""
     assert await ack(world) == (200, {"results": []})
-    _, body = await ack(world, acks=["x.1"])
-    assert body["results"] == [{"status": "unknown", "lease_id": "x.1"}]
+    for ids in (["x.1"], ["7", "8"], ["x.1", "y.2"], ["x.1", "x"]):
+        _, body = await ack(world, acks=ids)
+        assert body["results"] == [{"status": "unknown", "lease_id": one} for one in ids]
     assert not world.store.settled
 
 
