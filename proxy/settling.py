@@ -184,8 +184,10 @@ def _split(ids: list[str]) -> tuple[list[str], npt.NDArray[np.int64], npt.NDArra
     """(distinct tokens, each id's token, each id's row). What is no token, dot and number has an empty token, which is
     nobody's."""
     token, dot, _ = ids[0].rpartition(".")
-    rows = [text.removeprefix(token + dot) for text in ids]
-    if _are_rows(rows):  # of one grant, as in most calls
+    begin = token + dot
+    rows = [text.removeprefix(begin) for text in ids]
+    all_begin_so = sum(map(len, ids)) - sum(map(len, rows)) == len(ids) * len(begin)
+    if all_begin_so and _are_rows(rows):  # of one grant, as in most calls
         return [token], np.zeros(len(ids), np.int64), _numbers(rows)
     tokens = []
     for number, text in enumerate(ids):
