@@ -147,9 +147,11 @@ class Catalog:
             del self._groups[key]
 
     # -- groups
-    def known_group(self, topic: TopicInfo, name: str) -> GroupInfo | None:
-        """The group when it is known and fresh."""
-        return self._groups.get((topic.topic_id, name)) if self.fresh else None
+    def known_group(self, tenant: str, topic: str, name: str) -> tuple[TopicInfo, GroupInfo] | None:
+        """A topic and its group when both are known and fresh."""
+        found = self.known_topic(tenant, topic)
+        group = None if found is None else self._groups.get((found.topic_id, name))
+        return None if found is None or group is None else (found, group)
 
     async def group(
         self,

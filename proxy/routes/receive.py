@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Literal
 
 import msgspec
@@ -34,6 +34,7 @@ from millpond.proxy.parts import Parts, ProxyCall
 from millpond.proxy.polls import Pieces, Poll
 
 _JSON_OR_NONE = {answers.JSON, ""}
+_KEPT, _KEPT_BYTES = 1_024, 256  # requests that are decoded once, and how long one may be
 
 
 class TagSelection(Input, frozen=True):
@@ -105,9 +106,7 @@ def known(call: PromptCall[Parts]) -> tuple[TopicInfo, GroupInfo] | None:
     """Those of a call, with a body of JSON or none, that can be told without asking anybody."""
     if media_type_of(call.headers) not in _JSON_OR_NONE or "Content-Encoding" in call.headers:
         return None
-    topic = call.parts.catalog.known_topic(call.principal.tenant, call.params["topic"])
-    group = None if topic is None else call.parts.catalog.known_group(topic, call.params["group"])
-    return None if topic is None or group is None else (topic, group)
+    return call.parts.catalog.known_group(call.principal.tenant, call.params["topic"], call.params["group"])
 
 
 def prompt(call: PromptCall[Parts]) -> Prompt | None:
@@ -118,14 +117,21 @@ def prompt(call: PromptCall[Parts]) -> Prompt | None:
     if media_type not in answers.MEDIA_TYPES or (found := known(call)) is None:
         return None
     topic, group = found
-    body = decode_json(call.body or b"{}", ReceiveBody)
-    named = _checked(body, media_type)
+    again = len(call.body) <= _KEPT_BYTES and b"attempt_id" not in call.body
+    body, named = (_asked if again else _asked.__wrapped__)(call.body, media_type)
     if body.filter is not None and tags.parse(group.filter_tag) != named:
         return None
     receiver = Receiver(parts, _wanted(topic, group, body), parts.clock.monotonic())
     nothing = answers.nothing(media_type, topic.name)
     poll = Poll(receiver, nothing, partial(_serve, parts, media_type, {}), parts.releases)
     return Prompt(poll.future, _as_it_is, media_type, waits=True, lost=poll.lost)
+
+
+@lru_cache(_KEPT)
+def _asked(body: bytes, media_type: str) -> tuple[ReceiveBody, tags.TagFilter | None]:
+    """Decoded and checked; without attempt ids a consumer asks the same again and again."""
+    asked = decode_json(body or b"{}", ReceiveBody)
+    return asked, _checked(asked, media_type)
 
 
 def _as_it_is(encoded: Pieces) -> Pieces:

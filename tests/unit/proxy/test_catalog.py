@@ -126,6 +126,18 @@ async def test_a_topic_is_asked_for_once(world: World) -> None:
     assert world.metadata.asked == ["topic orders"]
 
 
+async def test_what_is_known_without_asking(world: World) -> None:
+    """A topic with its own group, in its own tenant, while metadata was heard of lately; then nothing."""
+    shipped, made = topic(2, "shipped"), group()
+    await world.feed(2, topics=[topic(), shipped], groups=[made])
+    assert world.catalog.known_group("default", "orders", "g") == (topic(), made)
+    for names in (("default", "shipped", "g"), ("default", "orders", "h"), ("acme", "orders", "g")):
+        assert world.catalog.known_group(*names) is None
+    world.clock.now += CATALOG_STALE_SECONDS
+    assert world.catalog.known_topic("default", "orders") is None
+    assert world.catalog.known_group("default", "orders", "g") is None
+
+
 async def test_an_unknown_topic_is_asked_for_each_time(world: World) -> None:
     """Nothing is remembered of what is not there: it may be made any moment."""
     for _ in range(2):
@@ -172,7 +184,7 @@ async def test_an_older_answer_does_not_bring_back_what_is_deleted(world: World,
         world.catalog.drop_group(made)
     await world.feed(2, topics=[old], groups=[made])
     assert world.catalog.known_topic("default", "orders") is None
-    assert world.catalog.known_group(old, "g") is None
+    assert world.catalog.known_group("default", "orders", "g") is None
 
 
 async def test_a_recreated_topic_replaces_the_old_one(world: World) -> None:

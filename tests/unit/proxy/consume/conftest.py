@@ -395,8 +395,9 @@ class Catalog:
     def known_topic(self, tenant: str, name: str) -> TopicInfo | None:
         return self._world.topic if name == "t" and self.prompt else None
 
-    def known_group(self, topic: TopicInfo, name: str) -> GroupInfo | None:
-        return self._world.groups.get(name)
+    def known_group(self, tenant: str, topic: str, name: str) -> tuple[TopicInfo, GroupInfo] | None:
+        found, group = self.known_topic(tenant, topic), self._world.groups.get(name)
+        return None if found is None or group is None else (found, group)
 
     async def topic(self, tenant: str, name: str) -> TopicInfo:
         if name != "t":
