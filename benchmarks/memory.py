@@ -16,6 +16,7 @@ from millpond.client.connection import Connection
 from millpond.client.load import batched
 from millpond.core.limits import SEAL_REST_SECONDS
 
+MOST = "memory, most under"
 REST_MIB, LOAD_MIB = 200, 600
 CALM_SECONDS = 3.0
 REST_SECONDS = SEAL_REST_SECONDS + 10.0  # the sealing process, which is counted, has ended by then
@@ -55,4 +56,4 @@ def under(kind: str) -> list[Line]:
     taken = harness.most_mib.copy()
     harness.most_mib.clear()
     aim = Aim(at_most=LOAD_MIB, of="value")
-    return [Line(f"memory, most under {kind} (RssAnon)", "MiB", [max(taken)], aim=aim)] if taken else []
+    return [Line(f"{MOST} {kind} (RssAnon)", "MiB", [max(taken)], aim=aim)] if taken else []

@@ -1,8 +1,9 @@
 """`python -m benchmarks.page [RESULT.json ..]`: docs/benchmarks.md and its charts, from what runs wrote.
 
 Several results of one machine become one page; a later figure of the same name replaces an earlier one, except what the
-host took: each run's share stays. Together they are kept as benchmarks/results/latest.json, which is also what is read
-when none is named. Every figure on the page is out of that file.
+host took, where each run's share stays, and the most memory that a load took, where the greatest does. Together they
+are kept as benchmarks/results/latest.json, which is also what is read when none is named. Every figure on the page is
+out of that file.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from benchmarks import charts, report
 from benchmarks.charts import Bar, Panel, figure
 from benchmarks.compare import OURS
 from benchmarks.harness import Line
+from benchmarks.memory import MOST
 from benchmarks.ours import WORKS
 from benchmarks.report import PeerReport, Result
 from benchmarks.stolen import TAKEN
@@ -53,8 +55,10 @@ def merged(results: Sequence[Result]) -> Result:
         raise ValueError("results of different machines do not make one page")
     lines: dict[str, Line] = {}
     for line in (line for one in results for line in one.lines):
-        before = lines.get(line.name) if line.name.startswith(TAKEN) else None
-        values = line.values if before is None else [*before.values, *line.values]
+        values = line.values
+        if (before := lines.get(line.name)) is not None and line.name.startswith((TAKEN, MOST)):
+            values = [*before.values, *line.values]
+            values = [max(values)] if line.name.startswith(MOST) else values
         lines[line.name] = msgspec.structs.replace(line, values=values)
     peers: dict[str, PeerReport] = {}
     for peer in (peer for one in results for peer in one.peers):

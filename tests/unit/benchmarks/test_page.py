@@ -88,6 +88,14 @@ def test_what_the_host_took_of_each_run_is_told() -> None:
     assert [line.values for line in page.merged([one, two]).lines] == [[12.0, 0.5]]
 
 
+@pytest.mark.parametrize(("one", "two"), [(420.0, 96.0), (96.0, 420.0)])
+def test_the_most_memory_of_all_runs_is_told(one: float, two: float) -> None:
+    """A run of one work does not hide what another work of that kind took."""
+    name = "memory, most under comparison with kafka (RssAnon)"
+    results = [msgspec.structs.replace(RESULT, lines=[Line(name, "MiB", [value])]) for value in (one, two)]
+    assert [line.values for line in page.merged(results).lines] == [[420.0]]
+
+
 def test_results_of_two_machines_are_not_merged() -> None:
     """Their figures cannot be compared."""
     other = msgspec.structs.replace(RESULT, machine={**RESULT.machine, "cpu": "another"})
