@@ -30,11 +30,12 @@ async def test_rounds_take_turns() -> None:
     assert found["a"] > [seen.index("b")]
 
 
-PAUSE, TURN = "import signal; signal.pause()", "while True: pass"
+BEGUN = "print(end='x', flush=True)"
+PAUSE, TURN = f"import signal; {BEGUN}; signal.pause()", f"{BEGUN}\nwhile True: pass"
 CHILD_TURNS = f"""
 import os
 if os.fork():
-    {PAUSE}
+    import signal; signal.pause()
 import ctypes; ctypes.CDLL(None).prctl(1, 9)  # ends with the one above
 {TURN}
 """
@@ -43,9 +44,12 @@ import ctypes; ctypes.CDLL(None).prctl(1, 9)  # ends with the one above
 @pytest.mark.parametrize(("code", "rests"), [(PAUSE, True), (TURN, False), (CHILD_TURNS, False)])
 async def test_a_round_waits_for_rest(monkeypatch: pytest.MonkeyPatch, code: str, rests: bool) -> None:
     """While a process computes, or one that it has started, but not for ever; who waits is at rest, and who is gone."""
-    monkeypatch.setattr(harness, "SETTLE_SECONDS", 1.0)
-    process = await asyncio.create_subprocess_exec(sys.executable, "-S", "-c", code)
+    monkeypatch.setattr(harness, "SETTLE_SECONDS", 1.5)
+    monkeypatch.setattr(harness, "QUIET_SECONDS", 1.0)  # a host may take both cores for a quarter of one
+    process = await asyncio.create_subprocess_exec(sys.executable, "-S", "-c", code, stdout=asyncio.subprocess.PIPE)
     try:
+        assert process.stdout is not None
+        await process.stdout.readexactly(1)  # it has begun
         assert await harness.settled(process.pid, 2**22 - 1) is rests
     finally:
         process.kill()
