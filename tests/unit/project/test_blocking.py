@@ -13,7 +13,7 @@ from blockbuster import BlockingError
 import millpond
 
 BLOCKING = {
-    "sleep": "time.sleep(0)",
+    "database": "sqlite3.connect(':memory:').execute('select 1')",
     "sync": "os.fsync(file)",
     "read from the disk": "os.preadv(file, [bytearray(1)], 0)",
     "file": "pathlib.Path(name).read_text()",
@@ -27,7 +27,7 @@ AT_ONCE = {
 def as_if_in_millpond(line: str) -> Callable[[int, str], None]:
     """A function of one line whose file is one of Millpond's."""
     scope: dict[str, Callable[[int, str], None]] = {}
-    source = f"import os, pathlib, time\ndef call(file, name):\n    {line}\n"
+    source = f"import os, pathlib, sqlite3\ndef call(file, name):\n    {line}\n"
     exec(compile(source, str(Path(millpond.__path__[0]) / "store" / "made_up.py"), "exec"), scope)  # noqa: S102
     return scope["call"]
 
