@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, Literal
 
 import msgspec
@@ -34,7 +34,6 @@ from millpond.proxy.parts import Parts, ProxyCall
 from millpond.proxy.polls import Pieces, Poll
 
 _JSON_OR_NONE = {answers.JSON, ""}
-_KEPT, _KEPT_BYTES = 1_024, 256  # requests that are decoded once, and how long one may be
 
 
 class TagSelection(Input, frozen=True):
@@ -117,21 +116,14 @@ def prompt(call: PromptCall[Parts]) -> Prompt | None:
     if media_type not in answers.MEDIA_TYPES or (found := known(call)) is None:
         return None
     topic, group = found
-    again = len(call.body) <= _KEPT_BYTES and b"attempt_id" not in call.body
-    body, named = (_asked if again else _asked.__wrapped__)(call.body, media_type)
+    body = decode_json(call.body or b"{}", ReceiveBody)
+    named = _checked(body, media_type)
     if body.filter is not None and tags.parse(group.filter_tag) != named:
         return None
     receiver = Receiver(parts, _wanted(topic, group, body), parts.clock.monotonic())
     nothing = answers.nothing(media_type, topic.name)
     poll = Poll(receiver, nothing, partial(_serve, parts, media_type, {}), parts.releases)
     return Prompt(poll.future, _as_it_is, media_type, waits=True, lost=poll.lost)
-
-
-@lru_cache(_KEPT)
-def _asked(body: bytes, media_type: str) -> tuple[ReceiveBody, tags.TagFilter | None]:
-    """Decoded and checked; without attempt ids a consumer asks the same again and again."""
-    asked = decode_json(body or b"{}", ReceiveBody)
-    return asked, _checked(asked, media_type)
 
 
 def _as_it_is(encoded: Pieces) -> Pieces:
