@@ -229,6 +229,12 @@ class Connection(web.RequestHandler):
             transport.resume_reading()
             self.data_received(held)
 
+    def _process_keepalive(self) -> None:
+        """aiohttp's timer, which knows nothing of a request that has no task."""
+        if self._prompting is not None:
+            self._next_keepalive_close_time = self._loop.time() + self._bounds.idle_seconds
+        super()._process_keepalive()
+
     def _hold(self, data: bytes) -> None:
         """More requests of a client that still waits for an answer: it gets that first."""
         self._held += data
