@@ -44,8 +44,9 @@ import ctypes; ctypes.CDLL(None).prctl(1, 9)  # ends with the one above
 @pytest.mark.parametrize(("code", "rests"), [(PAUSE, True), (TURN, False), (CHILD_TURNS, False)])
 async def test_a_round_waits_for_rest(monkeypatch: pytest.MonkeyPatch, code: str, rests: bool) -> None:
     """While a process computes, or one that it has started, but not for ever; who waits is at rest, and who is gone."""
-    monkeypatch.setattr(harness, "SETTLE_SECONDS", 1.5)
+    monkeypatch.setattr(harness, "SETTLE_SECONDS", 60.0 if rests else 1.5)
     monkeypatch.setattr(harness, "QUIET_SECONDS", 1.0)  # a host may take both cores for a quarter of one
+    monkeypatch.setattr(harness, "discarded", int)  # what other tests unlink meanwhile
     process = await asyncio.create_subprocess_exec(sys.executable, "-S", "-c", code, stdout=asyncio.subprocess.PIPE)
     try:
         assert process.stdout is not None
