@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import sys
+import itertools
+from collections.abc import Iterator
 
 import pytest
 
@@ -30,28 +30,15 @@ async def test_rounds_take_turns() -> None:
     assert found["a"] > [seen.index("b")]
 
 
-BEGUN = "print(end='x', flush=True)"
-PAUSE, TURN = f"import signal; {BEGUN}; signal.pause()", f"{BEGUN}\nwhile True: pass"
-CHILD_TURNS = f"""
-import os
-if os.fork():
-    import signal; signal.pause()
-import ctypes; ctypes.CDLL(None).prctl(1, 9)  # ends with the one above
-{TURN}
-"""
+BUSY, BUSY_FIRST, IDLE = itertools.count(), itertools.chain([0, 1, 2], itertools.repeat(3)), itertools.repeat(3)
 
 
-@pytest.mark.parametrize(("code", "rests"), [(PAUSE, True), (TURN, False), (CHILD_TURNS, False)])
-async def test_a_round_waits_for_rest(monkeypatch: pytest.MonkeyPatch, code: str, rests: bool) -> None:
-    """While a process computes, or one that it has started, but not for ever; who waits is at rest, and who is gone."""
-    monkeypatch.setattr(harness, "SETTLE_SECONDS", 60.0 if rests else 1.5)
-    monkeypatch.setattr(harness, "QUIET_SECONDS", 1.0)  # a host may take both cores for a quarter of one
+@pytest.mark.parametrize(("taken", "rests"), [(BUSY, False), (BUSY_FIRST, True), (IDLE, True)])
+async def test_a_round_waits_for_rest(monkeypatch: pytest.MonkeyPatch, taken: Iterator[int], rests: bool) -> None:
+    """Until its processes take next to nothing, but not for ever."""
+    monkeypatch.setattr(harness, "family_cpu_seconds", lambda pid: next(taken))
     monkeypatch.setattr(harness, "discarded", int)  # what other tests unlink meanwhile
-    process = await asyncio.create_subprocess_exec(sys.executable, "-S", "-c", code, stdout=asyncio.subprocess.PIPE)
-    try:
-        assert process.stdout is not None
-        await process.stdout.readexactly(1)  # it has begun
-        assert await harness.settled(process.pid, 2**22 - 1) is rests
-    finally:
-        process.kill()
-        await process.wait()
+    monkeypatch.setattr(harness.os, "sync", int)  # what they write
+    monkeypatch.setattr(harness, "SETTLE_SECONDS", 20.0 if rests else 0.5)
+    monkeypatch.setattr(harness, "QUIET_SECONDS", 0.01)
+    assert await harness.settled(1) is rests
