@@ -29,6 +29,7 @@ from millpond.metadata.local import LocalMetadata
 from millpond.metadata.remote import RemoteMetadata
 from millpond.metadata.server import routes
 
+PATIENCE = {"busy_ms": 30_000, "call_ms": 60_000}  # on a machine with much else to do
 WAYS = ["sqlite", "codec", "http", "postgresql"]
 CLUSTER_SECRET = "a secret of one test's loopback listener"  # noqa: S105
 
@@ -73,7 +74,7 @@ def postgresql() -> Iterator[str]:
 
     def run(program: str, *arguments: str) -> None:
         command = [str(programs / program), "-D", str(folder / "data"), *arguments]
-        subprocess.run(command, check=True, cwd=folder, stdout=subprocess.DEVNULL, timeout=60, **owner)  # noqa: S603
+        subprocess.run(command, check=True, cwd=folder, stdout=subprocess.DEVNULL, timeout=200, **owner)  # noqa: S603
 
     try:
         run("initdb", "--auth=trust", "--username=postgres", "--no-sync", "--locale=C.UTF-8", "--encoding=UTF8")
@@ -124,7 +125,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.fixture
 async def pond(request: pytest.FixtureRequest, url: str) -> AsyncIterator[Pond]:
     clock = SteppedClock()
-    local = await LocalMetadata.open(url, clock, SystemRandom())
+    local = await LocalMetadata.open(url, clock, SystemRandom(), **PATIENCE)
     way = request.node.callspec.params["url"]
     try:
         if way == "http":

@@ -19,8 +19,8 @@ Pair = tuple[LocalMetadata, LocalMetadata]
 @pytest.fixture
 async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
     url = f"sqlite:///{tmp_path / 'metadata.db'}"
-    one = await LocalMetadata.open(url, SystemClock(), SystemRandom())
-    two = await LocalMetadata.open(url, SystemClock(), SystemRandom())
+    one = await LocalMetadata.open(url, SystemClock(), SystemRandom(), busy_ms=30_000, call_ms=60_000)
+    two = await LocalMetadata.open(url, SystemClock(), SystemRandom(), busy_ms=30_000, call_ms=60_000)
     yield one, two
     await one.close()
     await two.close()
