@@ -13,9 +13,10 @@ from typing import Any
 import aiohttp
 from aiohttp import WSMsgType
 
+from millpond.core import limits
 from millpond.core.errors import Internal, MillpondError, Unavailable, from_info
 from millpond.core.http import rpc
-from millpond.core.http.client import CONNECT_SECONDS, HttpClient
+from millpond.core.http.client import HttpClient
 from millpond.core.http.secret import SECRET_HEADER
 from millpond.core.tasks import Tasks
 from millpond.store import waiting
@@ -44,6 +45,8 @@ from millpond.store.client import (
     TimeRequest,
     TimeResult,
 )
+
+OPEN_SECONDS = limits.CALL_MS / 1000  # a store that has accepted may be slow to answer
 
 _log = logging.getLogger("millpond.store.remote")
 
@@ -160,20 +163,22 @@ class _WaitingSocket:
             self._tasks.spawn(_send_quietly(socket, waiting.join(number, waiting.CANCEL)), "cancel of a waiting call")
 
     async def _open(self) -> aiohttp.ClientWebSocketResponse:
-        async with self._opening:
-            if self._socket is None or self._socket.closed:
-                try:
-                    async with asyncio.timeout(CONNECT_SECONDS):
-                        self._socket = await self._client.session().ws_connect(
-                            self._url,
-                            headers={SECRET_HEADER: self._secret},
-                            heartbeat=waiting.HEARTBEAT_SECONDS,
-                            max_msg_size=rpc.BODY_BYTES,
-                        )
-                except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
-                    raise _away(self._url) from error
-                self._tasks.spawn(self._listen(self._socket), "waiting socket")
+        """Raises Unavailable(store_unavailable) OPEN_SECONDS from now at the latest, however many wait for it."""
+        if self._socket is not None and not self._socket.closed:
             return self._socket
+        try:
+            async with asyncio.timeout(OPEN_SECONDS), self._opening:
+                if self._socket is None or self._socket.closed:
+                    self._socket = await self._client.session().ws_connect(
+                        self._url,
+                        headers={SECRET_HEADER: self._secret},
+                        heartbeat=waiting.HEARTBEAT_SECONDS,
+                        max_msg_size=rpc.BODY_BYTES,
+                    )
+                    self._tasks.spawn(self._listen(self._socket), "waiting socket")
+                return self._socket
+        except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
+            raise _away(self._url) from error
 
     async def _listen(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         try:

@@ -15,6 +15,7 @@ from millpond.core.errors import BadRequest, Conflict, OffsetExpired, Unavailabl
 from millpond.core.http.routing import Router
 from millpond.core.http.secret import SecretGate
 from millpond.core.http.server import HttpServer
+from millpond.store import remote
 from millpond.store.client import (
     AppendOutcome,
     AppendRequest,
@@ -233,3 +234,23 @@ async def test_a_wrong_secret_opens_no_socket(world: World) -> None:
     with pytest.raises(Unavailable):
         await stranger.receive(receive())
     await stranger.close()
+
+
+async def test_a_store_that_never_answers_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Receives that all want the one socket end together, not one after another."""
+    monkeypatch.setattr(remote, "OPEN_SECONDS", 0.3)
+    asked = 0
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        asked += 1
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(silent, "127.0.0.1", 0) as server:
+        host, port = server.sockets[0].getsockname()
+        store = RemoteStore(f"http://{host}:{port}", SECRET)
+        outcomes = await asyncio.gather(*(store.receive(receive()) for _ in range(5)), return_exceptions=True)
+        await store.close()
+    assert [one.code for one in outcomes if isinstance(one, Unavailable)] == ["store_unavailable"] * 5
+    assert asked <= 2  # a slow machine may not get to ask, or once more when the time is just over
