@@ -11,6 +11,7 @@ from millpond.core.errors import MillpondError
 from millpond.metadata.client import MetadataClient, ObjectRange, TierObject, TopicInfo, TopicSettings
 
 SETTINGS = TopicSettings(queues=3)
+PATIENCE = {"busy_ms": 30_000, "call_ms": 60_000}  # on a machine with much else to do
 
 
 class SteppedClock(SystemClock):

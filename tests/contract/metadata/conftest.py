@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import create_engine, text
-from support.metadata import Pond, SteppedClock
+from support.metadata import PATIENCE, Pond, SteppedClock
 
 from millpond.core.clock import SystemRandom
 from millpond.core.errors import Unauthenticated
@@ -29,7 +29,6 @@ from millpond.metadata.local import LocalMetadata
 from millpond.metadata.remote import RemoteMetadata
 from millpond.metadata.server import routes
 
-PATIENCE = {"busy_ms": 30_000, "call_ms": 60_000}  # on a machine with much else to do
 WAYS = ["sqlite", "codec", "http", "postgresql"]
 CLUSTER_SECRET = "a secret of one test's loopback listener"  # noqa: S105
 

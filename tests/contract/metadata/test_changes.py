@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from support.metadata import SETTINGS, Pond, made, refuses
+from support.metadata import PATIENCE, SETTINGS, Pond, made, refuses
 
 from millpond.core import limits
 from millpond.core.clock import SystemRandom
@@ -89,7 +89,7 @@ async def test_changes_of_another_process(pond: Pond) -> None:
     """What another process writes into the same database is noticed too."""
     version = (await pond.metadata.changes(0, 0)).version
     waiting = asyncio.ensure_future(pond.metadata.changes(version, 30_000))
-    other = await LocalMetadata.open(pond.url, pond.clock, SystemRandom())
+    other = await LocalMetadata.open(pond.url, pond.clock, SystemRandom(), **PATIENCE)
     try:
         await other.put_topic("default", "orders", SETTINGS)
         changes = await asyncio.wait_for(waiting, 10)

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from support.metadata import PATIENCE
 
 from millpond.core.clock import SystemClock, SystemRandom
 from millpond.core.errors import Conflict
@@ -19,8 +20,8 @@ Pair = tuple[LocalMetadata, LocalMetadata]
 @pytest.fixture
 async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
     url = f"sqlite:///{tmp_path / 'metadata.db'}"
-    one = await LocalMetadata.open(url, SystemClock(), SystemRandom(), busy_ms=30_000, call_ms=60_000)
-    two = await LocalMetadata.open(url, SystemClock(), SystemRandom(), busy_ms=30_000, call_ms=60_000)
+    one = await LocalMetadata.open(url, SystemClock(), SystemRandom(), **PATIENCE)
+    two = await LocalMetadata.open(url, SystemClock(), SystemRandom(), **PATIENCE)
     yield one, two
     await one.close()
     await two.close()
