@@ -21,7 +21,7 @@ from pathlib import Path
 from benchmarks import children
 from millpond.client.load.batched import bodies
 from millpond.core.clock import SystemClock
-from millpond.core.http.wire import Buffer
+from millpond.core.gathered import Buffer
 from millpond.store.disk import SystemFile
 
 NAME = "socket into a file"

@@ -24,7 +24,8 @@ from millpond.client.errors import Closed, Unreachable, from_problem
 from millpond.core import limits
 from millpond.core.clock import Clock, Random, SystemClock, SystemRandom
 from millpond.core.errors import MillpondError, TooManyRequests
-from millpond.core.http.wire import NO_BODY, BadAnswer, Bounds, Buffer, Buffers, CannotConnect, Received, Wires
+from millpond.core.gathered import Buffer
+from millpond.core.http.wire import NO_BODY, BadAnswer, Bounds, Buffers, CannotConnect, Received, Wires
 
 ARROW = "application/vnd.apache.arrow.stream"
 JSON = "application/json"

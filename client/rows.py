@@ -21,7 +21,8 @@ import pyarrow as pa
 
 from millpond.core import limits
 from millpond.core.arrow import END_OF_STREAM
-from millpond.core.http.wire import Buffer, Buffers
+from millpond.core.gathered import Buffer
+from millpond.core.http.wire import Buffers
 from millpond.core.schema import columns_of, message_schema
 
 ROW_BYTES = 24  # what a row costs beside its values: offsets and validity of its columns

@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
-from millpond.core.http.wire import Buffer
+from millpond.core.gathered import Buffer
 from millpond.core.tasks import Tasks
 from millpond.proxy.grants import Receiver
 

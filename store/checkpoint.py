@@ -16,12 +16,14 @@ segment is recycled only below the *older* one, so that a damaged newest checkpo
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import NamedTuple
 
 import google_crc32c
 import msgspec
 import pyarrow as pa
 
+from millpond.core.gathered import Buffer, Gathered
 from millpond.store.disk import Disk
 from millpond.store.fold.operations import NewerFormat
 
@@ -62,16 +64,17 @@ def name_of(position: int) -> str:
     return f"{FOLDER}/{position:020d}.ckpt"
 
 
-def encode(checkpoint: Checkpoint) -> list[bytes]:
+def encode(checkpoint: Checkpoint) -> list[Buffer]:
+    """The file, in pieces that refer to the columns of `checkpoint`: these must not change until it is written."""
     sections: list[Section] = []
-    pieces: list[bytes] = []
+    pieces: list[Buffer] = []
     for name, table in checkpoint.tables.items():
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, table.schema) as writer:
+        sink = Gathered()
+        with pa.ipc.new_stream(pa.PythonFile(sink, mode="w"), table.schema) as writer:
             writer.write_table(table)
-        data = sink.getvalue().to_pybytes()
-        sections.append(Section(name, len(data), google_crc32c.value(data)))
-        pieces.append(data)
+        data = sink.whole()
+        sections.append(Section(name, sum(map(len, data)), reduce(google_crc32c.extend, data, 0)))
+        pieces += data
     head = msgspec.msgpack.encode(msgspec.structs.replace(checkpoint.head, sections=sections))
     start = MAGIC + len(head).to_bytes(4, "little") + google_crc32c.value(head).to_bytes(4, "little") + bytes(4)
     return [start + head, *pieces]
@@ -123,10 +126,10 @@ class Checkpoints:
                 self.positions.remove(position)
         return None, complaints
 
-    def publish(self, checkpoint: Checkpoint, data: list[bytes]) -> None:
-        self._disk.write_whole(name_of(checkpoint.head.position), data)
-        if checkpoint.head.position not in self.positions:
-            self.positions.append(checkpoint.head.position)
+    def publish(self, position: int, data: list[Buffer]) -> None:
+        self._disk.write_whole(name_of(position), data)
+        if position not in self.positions:
+            self.positions.append(position)
         self.positions.sort()
         names = [name for name in self._disk.names(FOLDER) if name.endswith(".ckpt")]
         keep = {name_of(position) for position in self.positions[-KEPT:]}

@@ -30,8 +30,9 @@ from millpond.core.frame import (
     pack_header,
     unpack_header,
 )
+from millpond.core.gathered import Buffer
 from millpond.core.limits import MIB
-from millpond.store.disk import Buffer, Disk, File
+from millpond.store.disk import Disk, File
 
 FOLDER = "log"
 KEPT_FREE = 4  # a quarter of a segment stays free on the disk: checkpoints, indexes and metadata are written to it too

@@ -22,10 +22,10 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from millpond.core.gathered import Buffer
 from millpond.core.limits import KIB, MIB
 from millpond.core.tier.gentle import STEP_BYTES
 
-Buffer = bytes | bytearray | memoryview
 _VECTOR = 1024  # IOV_MAX of Linux
 _ZEROS = bytes(MIB)
 _ALLOCATE_STEP = 8 * MIB

@@ -237,16 +237,17 @@ class Housekeeping:
     async def checkpoint(self) -> None:
         """Take a checkpoint of what is folded now, and publish it once that is confirmed. A full disk only delays."""
         checkpoint = self._snapshot()
+        position = checkpoint.head.position
         data = await self._threads.run(encode, checkpoint)
         self._writer.wake()
-        await self._writer.flushed(checkpoint.head.position)
+        await self._writer.flushed(position)
         try:
-            await self._threads.run(self._checkpoints.publish, checkpoint, data)
+            await self._threads.run(self._checkpoints.publish, position, data)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             return
-        self.checkpoint_position = checkpoint.head.position
+        self.checkpoint_position = position
         self._checkpoint_frame = self._tail.frames
         self.checkpoints_taken += 1
         self._segment_wake.set()

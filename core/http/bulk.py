@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 
-from millpond.core.http.wire import Buffer
+from millpond.core.gathered import Buffer
 from millpond.core.limits import KIB
 
 SLICE_BYTES = 512 * KIB  # written in one go: 0.2 ms

@@ -28,12 +28,12 @@ from aiohttp.web_protocol import MAX_MSG_QUEUE_SIZE, _ErrInfo
 
 from millpond.core import limits
 from millpond.core.errors import BadRequest, HeadersTooLarge, Internal, MillpondError, RequestTimeout, Unavailable
+from millpond.core.gathered import Buffer
 from millpond.core.http.call import BodyPace
 from millpond.core.http.problem import problem_bytes, problem_headers, problem_response
 from millpond.core.http.prompt import PROMPT_BYTES, Prompt
 from millpond.core.http.routing import Found
 from millpond.core.http.straight import STRAIGHT_BYTES, STRAIGHT_BYTES_AT_ONCE, STRAIGHT_BYTES_MOST, StraightBody
-from millpond.core.http.wire import Buffer
 
 STALL_SECONDS = 30.0  # an answer of which the client takes nothing for so long is given up
 LINGER_SECONDS = 2.0  # a refused body is read and thrown away so long, so that the client sees the answer

@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Generic, NamedTuple, TypeAlias
 
 from millpond.core.errors import MillpondError
+from millpond.core.gathered import Buffer
 from millpond.core.http.call import PartsT, Principal
-from millpond.core.http.wire import Buffer
 
 PROMPT_BYTES = 64 * 1024  # larger bodies are not read in one piece anyway
 

@@ -23,6 +23,7 @@ from aiohttp.http import RawRequestMessage
 
 from millpond.core.clock import Random
 from millpond.core.errors import Internal, MillpondError, RequestTimeout, StartupError, TooLarge, Unavailable
+from millpond.core.gathered import Buffer
 from millpond.core.http.bulk import Bulk
 from millpond.core.http.call import Call, Principal
 from millpond.core.http.connection import (
@@ -37,7 +38,6 @@ from millpond.core.http.problem import problem_response
 from millpond.core.http.prompt import Encoded, Prompt, PromptCall
 from millpond.core.http.routing import Found, Route, Router, Scope
 from millpond.core.http.whole import head, make_way
-from millpond.core.http.wire import Buffer
 from millpond.core.tasks import OnDeath, Tasks
 
 BACKLOG = 4_096  # connections the kernel holds until they are accepted

@@ -15,8 +15,8 @@ from functools import lru_cache, partial
 from aiohttp import HttpVersion11, web
 from aiohttp.helpers import rfc822_formatted_time
 
+from millpond.core.gathered import Buffer
 from millpond.core.http.bulk import Bulk, sliced
-from millpond.core.http.wire import Buffer
 
 JSON = "application/json"
 _HEAD = "HTTP/1.1 200 OK\r\nContent-Type: {}\r\nContent-Length: {}\r\nDate: {}\r\n{}\r\n"

@@ -20,19 +20,18 @@ import ssl
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import NamedTuple, TypeAlias, cast
+from typing import NamedTuple, cast
 from urllib.parse import urlsplit
 
 import pyarrow as pa
 
 from millpond.core import limits
 from millpond.core.clock import Clock
+from millpond.core.gathered import Buffer
 from millpond.core.http.heard import Chunks, Head, head_of, length_of
 
 RECEIVE_BYTES = 256 * limits.KIB  # by one call of the kernel, which gives the core to nobody else meanwhile
 HEAD_END = b"\r\n\r\n"
-
-Buffer: TypeAlias = bytes | bytearray | memoryview | pa.Buffer
 
 
 class CannotConnect(ConnectionError):

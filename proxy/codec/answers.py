@@ -28,8 +28,8 @@ import pyarrow as pa
 from msgspec import UNSET, UnsetType
 
 from millpond.core.arrow import END_OF_STREAM
-from millpond.core.http.wire import Buffer
-from millpond.core.limits import ANSWER_COLUMN_BYTES, ANSWER_SLICE_BYTES, KIB, TURN_ROWS
+from millpond.core.gathered import GATHERED_BYTES, Buffer, Gathered
+from millpond.core.limits import ANSWER_COLUMN_BYTES, ANSWER_SLICE_BYTES, TURN_ROWS
 from millpond.core.schema import TIER_SCHEMA
 from millpond.core.tier.rows import row_bytes
 from millpond.proxy.codec import json_columns
@@ -45,8 +45,6 @@ FEW_ROWS = 64
 205; both take 225 for 128."""
 
 _FEW = 8
-GATHERED_BYTES = 16 * KIB
-"""Buffers below are copied together: a piece of its own costs the kernel about as much as copying so many bytes."""
 
 _ATTEMPT = pa.field("delivery_attempt", pa.int32(), nullable=False)
 RECEIVE_SCHEMA = TIER_SCHEMA.append(_ATTEMPT)
@@ -128,7 +126,7 @@ async def arrow_stream(rows: Sequence[Rows], beside: Mapping[str, Any]) -> list[
     schema, batches = _arrow_parts(rows, beside)
     if len(batches) <= _FEW and sum(batch.get_total_buffer_size() for batch in batches) < GATHERED_BYTES:
         return [schema.serialize(), *(batch.serialize() for batch in batches), END_OF_STREAM]  # cheaper than a writer
-    sink = _Gathered()
+    sink = Gathered()
     with pa.ipc.new_stream(pa.PythonFile(sink, mode="w"), schema) as writer:
         for batch in batches:
             writer.write_batch(batch)
@@ -150,46 +148,6 @@ def _leased(rows: Rows) -> pa.RecordBatch:
     assert rows.attempts is not None
     attempts = pa.Array.from_buffers(pa.int32(), len(rows.attempts), [None, pa.py_buffer(rows.attempts)])
     return rows.batch.append_column(_ATTEMPT, attempts)
-
-
-class _Gathered:
-    """A file for Arrow to write to: small writes are put together, large buffers kept as they are. So the bodies of a
-    frame go from where they were read to the socket, and are never copied in between."""
-
-    closed = False
-
-    def __init__(self) -> None:
-        self._whole: list[Buffer] = []
-        self._small: list[Buffer] = []
-        self._position = 0
-
-    def write(self, data: Buffer) -> int:
-        size = len(data)
-        self._position += size
-        if size < GATHERED_BYTES:
-            self._small.append(data)
-        else:
-            self._join()
-            self._whole.append(data)
-        return size
-
-    def _join(self) -> None:
-        if self._small:
-            self._whole.append(b"".join(self._small))
-            self._small = []
-
-    def tell(self) -> int:
-        return self._position
-
-    def flush(self) -> None:
-        """Nothing to do: all is in memory."""
-
-    def close(self) -> None:
-        self.closed = True
-
-    def whole(self) -> list[Buffer]:
-        self._join()
-        return self._whole
 
 
 # -- JSON and msgpack -----------------------------------------------------------------------------------------

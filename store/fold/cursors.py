@@ -122,12 +122,12 @@ class Cursors:
         """A copy of all columns: one row for each cursor, and one for each unsettled row (`cursor`: its number)."""
         cursors = list(self.by_key.values())
         scalars = np.array([_scalars(cursor) for cursor in cursors], np.int64).reshape(-1, len(_SCALARS))
-        busy = [(number, cursor.table.rows()) for number, cursor in enumerate(cursors) if cursor.in_flight]
-        counts = [len(rows.offset) for _, rows in busy]
-        numbers = np.repeat(np.array([number for number, _ in busy], np.int64), counts)
-        columns = {"cursor": numbers}
-        for name, empty in _ROWS.items():
-            columns[name] = np.concatenate([empty, *(getattr(rows, name) for _, rows in busy)])
+        busy = [(number, cursor.table) for number, cursor in enumerate(cursors) if cursor.in_flight]
+        counts = [table.live for _, table in busy]
+        living = [(table.columns, table.living()) for _, table in busy]
+        columns = {"cursor": np.repeat(np.array([number for number, _ in busy], np.int64), counts)}
+        for name, empty in _ROWS.items():  # a column at a time: there may be millions of rows
+            columns[name] = np.concatenate([empty, *(getattr(rows, name)[where] for rows, where in living)])
         return {
             "cursors": pa.table({name: scalars[:, at].copy() for at, name in enumerate(_SCALARS)}),
             "cursors.rows": pa.table(columns),

@@ -188,8 +188,13 @@ class Unsettled:
 
     def rows(self) -> Rows:
         """A copy of the living rows."""
-        living = np.flatnonzero(self.columns.state[self._start : self._end]) + self._start
-        return self.at(living)
+        return self.at(self.living())
+
+    def living(self) -> Where:
+        """Where the living rows are."""
+        if self.live == self._end - self._start:
+            return slice(self._start, self._end)
+        return np.flatnonzero(self.columns.state[self._start : self._end]) + self._start
 
     def at(self, where: Where) -> Rows:
         """A copy of the rows at these positions."""

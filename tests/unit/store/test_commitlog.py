@@ -9,9 +9,9 @@ import pytest
 from support.disks import MemoryDisk
 
 from millpond.core.frame import HEADER_BYTES, MARK
+from millpond.core.gathered import Buffer
 from millpond.store.checkpoint import Checkpoints
 from millpond.store.commitlog import FOLDER, PAGE_BYTES, CommitLog, Draft
-from millpond.store.disk import Buffer
 from millpond.store.restore import restore
 
 SEGMENT_BYTES = 64 * 1024
