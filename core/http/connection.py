@@ -199,9 +199,6 @@ class Connection(web.RequestHandler):
         self._parser.message_consumed()
         self._manager.requests_count += 1
         self._keepalive = True
-        self._next_keepalive_close_time = self._loop.time() + self._bounds.idle_seconds
-        if self._keepalive_handle is None:
-            self._keepalive_handle = self._loop.call_at(self._next_keepalive_close_time, self._process_keepalive)
         self._prompting = prompt
         prompt.future.add_done_callback(partial(self._answer_promptly, prompt))
         return True
@@ -222,18 +219,23 @@ class Connection(web.RequestHandler):
             transport.write(answer[0])
         else:
             transport.writelines(answer)
-        if prompt.waits:
-            self._next_keepalive_close_time = self._loop.time() + self._bounds.idle_seconds
+        self._idle_from_now()
         if self._held:
             held, self._held = self._held, b""
             transport.resume_reading()
             self.data_received(held)
 
+    def _idle_from_now(self) -> None:
+        self._next_keepalive_close_time = self._loop.time() + self._bounds.idle_seconds
+        if self._keepalive_handle is None:
+            self._keepalive_handle = self._loop.call_at(self._next_keepalive_close_time, self._process_keepalive)
+
     def _process_keepalive(self) -> None:
-        """aiohttp's timer, which knows nothing of a request that has no task."""
-        if self._prompting is not None:
-            self._next_keepalive_close_time = self._loop.time() + self._bounds.idle_seconds
-        super()._process_keepalive()
+        """aiohttp's timer, which knows nothing of a request that has no task: the idle time begins with its answer."""
+        if self._prompting is None:
+            super()._process_keepalive()
+        else:
+            self._keepalive_handle = None
 
     def _hold(self, data: bytes) -> None:
         """More requests of a client that still waits for an answer: it gets that first."""
