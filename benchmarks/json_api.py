@@ -20,7 +20,7 @@ from benchmarks.harness import Aim, Line, Setup, interleaved
 from millpond.client.connection import Connection, path_of
 from millpond.client.load import batched
 from millpond.client.topics import Topics
-from millpond.core.limits import RECEIVE_BYTES_MOST, RECEIVE_MESSAGES
+from millpond.core.limits import RECEIVE_BYTES_MOST, RECEIVE_MESSAGES, UNSETTLED_ROWS
 
 MESSAGES_PER_SECOND = 150_000  # how many are there to be received, for each second of the setup
 _names = count()
@@ -35,8 +35,9 @@ TOPIC = "bench.json"
 
 async def measure(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
     async with harness.service(setup.folder) as service, Connection(service.url) as connection:
-        await Topics(connection).create(TOPIC, queues=setup.queues, durability="flush")
         total = int(MESSAGES_PER_SECOND * setup.seconds) // RECEIVE_MESSAGES * RECEIVE_MESSAGES
+        queues = max(setup.queues, 2 * total // UNSETTLED_ROWS)  # all are leased at once
+        await Topics(connection).create(TOPIC, queues=queues, durability="flush")
         tell(f"{total:,} messages to receive")
         await batched.produce(connection, TOPIC, setup.message_bytes, count=total)
         async with least(connection, TOPIC) as handler:

@@ -10,6 +10,7 @@ from operator import attrgetter
 from typing import Annotated
 
 import msgspec
+import numpy as np
 
 from millpond.core.errors import BadRequest, TooLarge
 from millpond.core.http.call import Body, Input, decode_json
@@ -46,6 +47,22 @@ class ProduceIn(Input, frozen=True):
     producer: Session | None = None
 
 
+class _BodyAlone(Input, frozen=True, gc=False):
+    body: str
+
+
+class _BodiesAlone(Input, frozen=True):
+    """What most requests of many messages are: no field of theirs is looked at but the body."""
+
+    messages: list[_BodyAlone]
+    producer: Session | None = None
+
+
+_ALONE_FROM_BYTES = 4_096  # below it there are few messages, if not one
+_ALONE_OBJECTS = 16 * BATCH_MESSAGES  # that may be made before they are counted: 5 MB
+_ALONE_LEAST_BYTES = len('{"body":""},')
+
+
 class Budget:
     """Counts the messages of the request being decoded; decoding is one synchronous call."""
 
@@ -68,6 +85,9 @@ budget = Budget()
 
 def decode(body: Body) -> Request:
     """Raises BadRequest (malformed_body, unknown_field, invalid_request) and TooLarge (batch_too_large)."""
+    alone = _bodies_alone(body)
+    if alone is not None:
+        return alone
     budget.fill()
     try:
         request = decode_json(body, ProduceIn)
@@ -85,6 +105,27 @@ def decode(body: Body) -> Request:
     return Request(None, _columns(messages), request.producer)
 
 
+def _bodies_alone(body: Body) -> Request | None:
+    """A request of several messages that have a body and nothing else. None: it is something else, or wrong."""
+    if len(body) < _ALONE_FROM_BYTES or _objects_most(body) > _ALONE_OBJECTS:
+        return None
+    try:
+        request = decode_json(body, _BodiesAlone)
+    except BadRequest:
+        return None
+    if not 1 < len(request.messages) <= BATCH_MESSAGES:
+        return None
+    return Request(None, gather(tuple(map(_body, request.messages))), request.producer)
+
+
+def _objects_most(body: Body) -> int:
+    """More messages than this it does not have."""
+    by_size = len(body) // _ALONE_LEAST_BYTES
+    if by_size <= _ALONE_OBJECTS:
+        return by_size
+    return int(np.count_nonzero(np.frombuffer(body, np.uint8) == ord("{")))
+
+
 def check_budget() -> None:
     """Too many messages is a matter of size, not of form. Raises TooLarge."""
     if budget.left < 0:
@@ -95,6 +136,7 @@ def no_messages() -> BadRequest:
     return BadRequest.field("messages", f"1 to {BATCH_MESSAGES} messages")
 
 
+_body = attrgetter("body")
 _binary = attrgetter("body_base64")
 _others = attrgetter("body", "key", "tag", "properties", "born_ts", "dedup_id", "queue")
 

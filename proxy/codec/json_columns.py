@@ -50,7 +50,7 @@ def joined(
     if token:
         pieces += [f',"lease_id":"{token}.', pc.subtract(offsets, base).cast(pa.string()), '"']
     pieces.append("},")
-    return _data(pc.binary_join_element_wise(*_fewer(pieces), ""))
+    return data_of(pc.binary_join_element_wise(*_fewer(pieces), ""))
 
 
 def plain(column: pa.BinaryArray | pa.StringArray) -> pa.StringArray | None:
@@ -59,7 +59,7 @@ def plain(column: pa.BinaryArray | pa.StringArray) -> pa.StringArray | None:
         text = column.cast(pa.string())
     except pa.ArrowInvalid:
         return None
-    data = _data(text)
+    data = data_of(text)
     if not data.size:
         return text
     # one pass each, of which the first two are memchr: the quickest there is
@@ -107,7 +107,7 @@ def _quoted(text: str) -> str:
     return msgspec.json.encode(text).decode()
 
 
-def _data(text: pa.StringArray) -> pa.Buffer:
+def data_of(text: pa.StringArray) -> pa.Buffer:
     """The bytes of all rows, one after another."""
     if not len(text):
         return pa.py_buffer(b"")

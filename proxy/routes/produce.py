@@ -42,6 +42,7 @@ from millpond.proxy.codec.placed import (
     ranges_table,
     result_of,
     results,
+    results_json,
 )
 from millpond.proxy.counters import Counters
 from millpond.proxy.encode import Split, no_queue, split, sticky_queue
@@ -273,6 +274,8 @@ def _answer(
     failed = [error for part in placed for error in part.placed.errors.values()]
     if len(failed) + len(errors) == count:
         raise from_info(failed[0].info())  # nothing was accepted (all refused before sending was raised earlier)
+    if not minimal and accepted == JSON and not errors and (text := results_json(placed)) is not None:
+        return whole(call.request, text, JSON)
     if not minimal or (failed and accepted != ARROW):
         return _encoded(call, ProduceResults(results(count, errors, placed)), accepted)
     found = ranges(placed)
