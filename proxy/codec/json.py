@@ -58,7 +58,7 @@ class _BodiesAlone(Input, frozen=True):
     producer: Session | None = None
 
 
-_ALONE_FROM_BYTES = 4_096  # below it there are few messages, if not one
+_ALONE_FROM_BYTES = 4_096  # a small request is mostly one message, for which there is little to be spared
 _ALONE_OBJECTS = 16 * BATCH_MESSAGES  # that may be made before they are counted: 5 MB
 _ALONE_LEAST_BYTES = len('{"body":""},')
 
@@ -106,16 +106,19 @@ def decode(body: Body) -> Request:
 
 
 def _bodies_alone(body: Body) -> Request | None:
-    """A request of several messages that have a body and nothing else. None: it is something else, or wrong."""
+    """A request whose messages have a body and nothing else. None: it is something else, or wrong."""
     if len(body) < _ALONE_FROM_BYTES or _objects_most(body) > _ALONE_OBJECTS:
         return None
     try:
         request = decode_json(body, _BodiesAlone)
     except BadRequest:
         return None
-    if not 1 < len(request.messages) <= BATCH_MESSAGES:
+    bodies = tuple(map(_body, request.messages))
+    if not 1 <= len(bodies) <= BATCH_MESSAGES:
         return None
-    return Request(None, gather(tuple(map(_body, request.messages))), request.producer)
+    if len(bodies) == 1 and request.producer is None:
+        return Request(Single(bodies[0]), None, None)
+    return Request(None, gather(bodies), request.producer)
 
 
 def _objects_most(body: Body) -> int:

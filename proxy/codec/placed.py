@@ -23,7 +23,9 @@ from millpond.proxy.codec.json_columns import data_of
 from millpond.proxy.frame_plan import Placed, PlacedRun, PlacedSingle
 from millpond.proxy.message_id import prefix
 
-_BY_COLUMNS = 64  # messages of one answer, and more
+_BY_COLUMNS = 256
+"""Results of fewer messages are made one by one: 49 us for 128 and 94 for 256, where columns take 68 and 84. Those of
+several queues always are: 0.27 ms for 1,000, where columns and putting them in order take 0.29."""
 
 
 class ResultError(msgspec.Struct, frozen=True):
@@ -105,20 +107,15 @@ def results(count: int, errors: dict[int, MillpondError], parts: Sequence[QueueP
 
 
 def results_json(parts: Sequence[QueuePlaced]) -> bytes | None:
-    """`results` of a request all of whose messages are new, as JSON, by columns: no object for a message is made.
-    None when some are not, or when they are too few to be worth it."""
-    if sum(part.placed.rows for part in parts if isinstance(part.placed, PlacedRun)) < _BY_COLUMNS:
+    """`results` of a request all of which is new in one queue, as JSON, by columns: no object for a message is made.
+    None when it is not, or when the messages are too few to be worth it."""
+    queue, rows, placed = parts[0]
+    if rows is not None or not isinstance(placed, PlacedRun) or placed.rows < _BY_COLUMNS:
         return None
-    texts: list[pa.StringArray] = []
-    for queue, _, placed in parts:
-        if not isinstance(placed, PlacedRun):
-            return None
-        first, end = placed.first_offset, placed.first_offset + placed.rows
-        offset = pa.array(np.arange(first, end)).cast(pa.string())
-        begin, then = f'{{"message_id":"{prefix(queue, first)}', f'","queue":{queue.queue},"offset":'
-        texts.append(pc.binary_join_element_wise(begin, offset, then, offset, f',"store_ts":{placed.store_ts}}},', ""))
-    rows = [part.rows for part in parts if part.rows is not None]
-    text = texts[0] if not rows else pa.concat_arrays(texts).take(np.argsort(np.concatenate(rows)))
+    first = placed.first_offset
+    offset = pa.array(np.arange(first, first + placed.rows)).cast(pa.string())
+    begin, then = f'{{"message_id":"{prefix(queue, first)}', f'","queue":{queue.queue},"offset":'
+    text = pc.binary_join_element_wise(begin, offset, then, offset, f',"store_ts":{placed.store_ts}}},', "")
     return b"".join((b'{"results":[', memoryview(data_of(text))[:-1], b"]}"))
 
 

@@ -274,9 +274,10 @@ def _answer(
     failed = [error for part in placed for error in part.placed.errors.values()]
     if len(failed) + len(errors) == count:
         raise from_info(failed[0].info())  # nothing was accepted (all refused before sending was raised earlier)
-    if not minimal and accepted == JSON and not errors and (text := results_json(placed)) is not None:
-        return whole(call.request, text, JSON)
     if not minimal or (failed and accepted != ARROW):
+        text = results_json(placed) if accepted == JSON else None
+        if text is not None:
+            return whole(call.request, text, JSON)
         return _encoded(call, ProduceResults(results(count, errors, placed)), accepted)
     found = ranges(placed)
     if failed:

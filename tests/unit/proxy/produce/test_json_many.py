@@ -96,28 +96,36 @@ def test_tiny_messages_without_number_are_not_all_made(monkeypatch: pytest.Monke
     assert shapes == [json.ProduceIn]
 
 
+def test_one_large_body_alone_is_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one message, by the shape that has nothing else."""
+    monkeypatch.setattr(json, "ProduceIn", None)
+    assert json.decode(request_of([{"body": "x" * 6_000}])) == (("x" * 6_000, *[None] * 6), None, None)
+
+
 @settings(deadline=None)
-@given(st.lists(st.integers(0, 3), min_size=64, max_size=200), st.integers(0, 2**62))
-def test_results_by_columns(queue_of: list[int], first: int) -> None:
-    """The bytes are those of the results made one by one, in the order of the request."""
-    topic, where = topic_of(4), np.array(queue_of)
-    parts = []
-    for number in np.unique(where).tolist():
-        rows = np.flatnonzero(where == number)
-        placed = PlacedRun(first + number, 1_000 + number, len(rows))
-        parts.append(QueuePlaced(topic.queues[number], None if len(rows) == len(where) else rows, placed))
-    assert results_json(parts) == msgspec.json.encode(ProduceResults(results(len(where), {}, parts)))
+@given(st.integers(256, 400), st.integers(0, 2**62), st.integers(0, 2**41))
+def test_results_by_columns(rows: int, first: int, store_ts: int) -> None:
+    """The bytes are those of the results made one by one."""
+    parts = [QueuePlaced(topic_of(4).queues[3], None, PlacedRun(first, store_ts, rows))]
+    assert results_json(parts) == msgspec.json.encode(ProduceResults(results(rows, {}, parts)))
 
 
-def test_results_that_are_not_all_new_are_made_one_by_one() -> None:
-    """A queue that had some before leaves the whole answer to the other way."""
+ROWS = 300
+RUN = PlacedRun(0, 5, ROWS)
+AGAIN = Placed(np.arange(ROWS), np.full(ROWS, 5), np.zeros(ROWS, bool))
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [(None, AGAIN)],
+        [(None, PlacedRun(0, 5, 3))],
+        [(np.arange(ROWS), RUN)],
+        [(np.arange(ROWS), RUN), (ROWS + np.arange(ROWS), RUN)],
+    ],
+    ids=["known before", "few", "others refused", "two queues"],
+)
+def test_other_results_are_made_one_by_one(parts: list[tuple[Any, Placed | PlacedRun]]) -> None:
+    """Whatever is not a run of new messages in one queue, or not worth it, is left to the other way."""
     queue = topic_of(1).queues[0]
-    rows = 100
-    columns = (np.arange(rows), np.full(rows, 5), np.zeros(rows, bool))
-    again = Placed(*columns)
-    assert results_json([QueuePlaced(queue, None, again)]) is None
-    both = [
-        QueuePlaced(queue, np.arange(rows), PlacedRun(0, 5, rows)),
-        QueuePlaced(queue, np.arange(rows) + rows, again),
-    ]
-    assert results_json(both) is None
+    assert results_json([QueuePlaced(queue, *part) for part in parts]) is None
