@@ -56,6 +56,11 @@ class EngineSealSource:
         return self._appended_bytes
 
     @property
+    def tail(self) -> int:
+        """Where the log ends."""
+        return self._tail.log.tail
+
+    @property
     def open_from(self) -> int:
         """Where the segment begins that is written to."""
         log = self._tail.log

@@ -90,7 +90,7 @@ class ObjectEncoder:
     """One object. Everything here blocks, nearly all of it outside the interpreter: call it in a thread."""
 
     def __init__(self, write: Write, topic_id: int, epoch: int) -> None:
-        """`write` takes the object's bytes in their order, and has copied them when it returns."""
+        """`write` takes the object's bytes in their order; they do not change afterwards."""
         self._sink = _Sink(write)
         self._file = pa.PythonFile(self._sink, mode="w")
         self._writer = pq.ParquetWriter(self._file, TIER_SCHEMA, **PARQUET)

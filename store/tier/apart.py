@@ -37,7 +37,9 @@ from millpond.store.tier.channel import (
     Channel,
     Done,
     Drop,
+    Finish,
     Handle,
+    HasBegun,
     Look,
     MadeIt,
     Make,
@@ -49,7 +51,7 @@ from millpond.store.tier.channel import (
     Where,
     expect,
 )
-from millpond.store.tier.work import Job, Made
+from millpond.store.tier.work import Begun, Job, Made
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +72,9 @@ class Log(Protocol):
     def appended_bytes(self) -> int: ...
 
     @property
+    def tail(self) -> int: ...
+
+    @property
     def open_from(self) -> int: ...
 
     @property
@@ -88,32 +93,38 @@ class WorkApart:
         self._clock = clock
         self._process: Process | None = None
         self._starting = asyncio.Lock()
-        self._made: dict[int, tuple[Process, Made]] = {}
+        self._runs: dict[int, tuple[Process, int]] = {}  # who has a run, and its number there
         self._numbers = count(1)
         self._under_way = 0
         self._worked_at = 0.0
 
-    async def make(self, job: Job) -> Made | None:
+    async def begin(self, job: Job) -> Begun | None:
         process = await self._started()
         answer = await self._asked(process, Make(job))
         if isinstance(answer, Done):
             return None
-        made: Made = expect(MadeIt, answer).made
+        begun: Begun = expect(HasBegun, answer).begun
         number = next(self._numbers)
-        self._made[number] = (process, made)
-        return msgspec.structs.replace(made, number=number)
+        self._runs[number] = (process, begun.number)
+        return msgspec.structs.replace(begun, number=number)
+
+    async def finish(self, begun: Begun) -> Made:
+        process, number = self._runs[begun.number]
+        answer = await self._asked(process, Finish(msgspec.structs.replace(begun, number=number)))
+        made: Made = expect(MadeIt, answer).made
+        return msgspec.structs.replace(made, number=begun.number)
 
     async def put(self, made: Made, path: str) -> None:
-        process, theirs = self._made[made.number]
-        await self._asked(process, Put(theirs, path))
+        process, number = self._runs[made.number]
+        await self._asked(process, Put(msgspec.structs.replace(made, number=number), path))
 
-    async def drop(self, made: Made) -> None:
-        process, theirs = self._made.pop(made.number)
+    async def drop(self, number: int) -> None:
+        process, theirs = self._runs.pop(number)
         try:
             await self._asked(process, Drop(theirs))
         except Unavailable as error:
             log.debug("gone with its process: %s", error.detail)
-        if process is not self._process and all(holder is not process for holder, _ in self._made.values()):
+        if process is not self._process and not self._has_runs(process):
             await process.end("another one has taken over")
 
     async def rest(self) -> None:
@@ -122,7 +133,7 @@ class WorkApart:
             await self.close()
 
     async def close(self) -> None:
-        processes = {process for process, _ in self._made.values()}
+        processes = {process for process, _ in self._runs.values()}
         if self._process is not None:
             processes.add(self._process)
         self._process = None
@@ -135,12 +146,15 @@ class WorkApart:
             if before is not None and not before.ended and (before.eager or not self._source.behind):
                 return before
             self._process = None
-            if before is not None and (before.ended or all(holder is not before for holder, _ in self._made.values())):
+            if before is not None and (before.ended or not self._has_runs(before)):
                 await before.end("another one takes over")
             process = await Process.launch(self._handle, self._source, self._clock)
             self._process = process
             await self._asked(process, self._begin)
             return process
+
+    def _has_runs(self, process: Process) -> bool:
+        return any(holder is process for holder, _ in self._runs.values())
 
     async def _asked(self, process: Process, question: Message) -> Message:
         self._under_way += 1
@@ -221,15 +235,14 @@ class Process:
 
     async def _watch(self) -> None:
         """Tell it how fast it may be, and notice when it hangs."""
-        speed, told = pace.Pace(), -1
+        speed, told, tail = pace.Pace(), None, -1
         while not self.ended:
             now, used = self._clock.monotonic(), os.times()
-            found = speed.bytes_per_second(now, used.user + used.system, self._source.appended_bytes)
-            if self.eager:
-                found = 0
+            enough = speed.bytes_per_second(now, used.user + used.system, self._source.appended_bytes)
+            found = Pace(0 if self.eager else enough, self._source.tail == tail)
             if found != told:
-                self.channel.tell(Pace(found))
-                told = found
+                self.channel.tell(found)
+            told, tail = found, self._source.tail
             if now - self._heard_at > SEAL_SILENT_SECONDS:
                 log.error("the sealing process %d says nothing: it is killed", self._popen.pid)
                 self._popen.kill()

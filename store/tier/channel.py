@@ -4,10 +4,11 @@ Over a pair of connected sockets, inherited when the process starts. Each messag
 msgpack of an `Envelope`. Both sides ask (an odd or even number of their own) and answer (the same number):
 
     store      begin    first of all: where the log and the tier are              -> done
-               make     a run                                                     -> made, or done when there is nothing
+               make     a run                                                     -> begun, or done when there is nothing
+               finish   what is begun                                             -> made
                put      under a name, and compare                                 -> done
                drop     what was made                                             -> done
-               pace     not answered: how many bytes a second are enough just now
+               pace     not answered: how many bytes a second are enough just now, and whether anything is appended
     process    where    frames of a queue                                         -> spots
                look     the store itself reads frames that could not be read here -> done
                alive    not answered: every few seconds
@@ -28,7 +29,7 @@ import msgspec
 from millpond.core.config import TierConfig
 from millpond.core.errors import ErrorInfo, MillpondError, Unavailable, from_info
 from millpond.core.limits import SEAL_MESSAGE_BYTES
-from millpond.store.tier.work import Job, Made
+from millpond.store.tier.work import Begun, Job, Made
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -50,19 +51,24 @@ class Make(msgspec.Struct, frozen=True, tag="make"):
     job: Job
 
 
+class Finish(msgspec.Struct, frozen=True, tag="finish"):
+    begun: Begun
+
+
 class Put(msgspec.Struct, frozen=True, tag="put"):
     made: Made
     path: str
 
 
 class Drop(msgspec.Struct, frozen=True, tag="drop"):
-    made: Made
+    number: int
 
 
 class Pace(msgspec.Struct, frozen=True, tag="pace"):
-    """0: as fast as it can, nobody else is at work."""
+    """0: as fast as it can, nobody else is at work. `still`: nothing is appended."""
 
     bytes_per_second: int
+    still: bool
 
 
 class Where(msgspec.Struct, frozen=True, tag="where"):
@@ -91,6 +97,10 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
     pass
 
 
+class HasBegun(msgspec.Struct, frozen=True, tag="begun"):
+    begun: Begun
+
+
 class MadeIt(msgspec.Struct, frozen=True, tag="made"):
     made: Made
 
@@ -107,7 +117,9 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     error: ErrorInfo
 
 
-Message: TypeAlias = Begin | Make | Put | Drop | Pace | Where | Look | Alive | Done | MadeIt | Spots | Failed
+Message: TypeAlias = (
+    Begin | Make | Finish | Put | Drop | Pace | Where | Look | Alive | Done | HasBegun | MadeIt | Spots | Failed
+)
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True):

@@ -36,6 +36,8 @@ from millpond.store.tier.channel import (
     Channel,
     Done,
     Drop,
+    Finish,
+    HasBegun,
     Look,
     MadeIt,
     Make,
@@ -57,8 +59,8 @@ class FarLog:
     def __init__(self, channel: Channel, place: Place, steps: Steps) -> None:
         self._channel = channel
         self._steps = steps
-        self._segments = SegmentFiles(place, steps)
-        self._reader = FrameReader(self._segments, Recent(0), lambda _position, _end: None, Flushes())
+        self.segments = SegmentFiles(place, steps)
+        self._reader = FrameReader(self.segments, Recent(0), lambda _position, _end: None, Flushes())
         self._queue_id = 0
         self._spots: list[FrameSpot] = []  # of that queue, from the last ones asked for on
         self._ahead = ReadAhead(self._read)
@@ -69,7 +71,7 @@ class FarLog:
         return await self._ahead.frames(queue_id, offset, end, max_bytes, ahead=self._steps.long)
 
     async def _read(self, queue_id: int, offset: int, end: int, max_bytes: int) -> list[StoredFrame]:
-        self._segments.trim()
+        self.segments.trim()
         chosen: list[FrameSpot] = []
         size = 0
         for spot in await self._spots_from(queue_id, offset, end):
@@ -80,7 +82,7 @@ class FarLog:
         try:
             return await self._reader.frames(chosen, background=True)
         except (Internal, BelowLocal, OSError):
-            self._segments.trim(0)  # what is open may be something else by now
+            self.segments.trim(0)  # what is open may be something else by now
             self._spots = []
         expect(Done, await self._channel.ask(Look(queue_id, offset, end, max_bytes)))
         try:
@@ -96,7 +98,7 @@ class FarLog:
             answer = await self._channel.ask(Where(queue_id, offset, end, SEAL_SPOT_BYTES, self._most))
             found = expect(Spots, answer)
             known = [FrameSpot(*spot) for spot in found.spots]
-            self._segments.open_from = found.open_from
+            self.segments.open_from = found.open_from
             if known:
                 offsets, size = known[-1].end - known[0].first, sum(spot.length for spot in known)
                 self._most = 1 + min(SEAL_SPOTS * offsets // len(known), SEAL_SPOT_BYTES * offsets // size)
@@ -112,6 +114,7 @@ class Sealing:
         self._channel = channel
         self._eager = eager
         self._steps = Steps()
+        self._log: FarLog | None = None
         self._work: LocalWork | None = None
         self._bytes_per_second = 0
         self._breathes_at = 0.0
@@ -121,23 +124,27 @@ class Sealing:
         if isinstance(message, Begin):
             self._begin(message)
             return Done()
-        assert self._work is not None, "the first message is begin"
+        assert self._work is not None and self._log is not None, "the first message is begin"
         if isinstance(message, Pace):
             self._bytes_per_second = message.bytes_per_second
             self._steps.take(message.bytes_per_second, long=not message.bytes_per_second and not self._eager)
+            self._log.segments.still = message.still
             return Done()
         if isinstance(message, Make):
-            made = await self._work.make(message.job)
-            return Done() if made is None else MadeIt(made)
+            begun = await self._work.begin(message.job)
+            return Done() if begun is None else HasBegun(begun)
+        if isinstance(message, Finish):
+            return MadeIt(await self._work.finish(message.begun))
         if isinstance(message, Put):
             await self._work.put(message.made, message.path)
         else:
-            await self._work.drop(expect(Drop, message).made)
+            await self._work.drop(expect(Drop, message).number)
         return Done()
 
     def _begin(self, begin: Begin) -> None:
         objects = open_objects(begin.tier, "", SystemClock(), SystemRandom(), self._steps)
-        self._work = LocalWork(FarLog(self._channel, begin.place, self._steps), objects, self._breathe)
+        self._log = FarLog(self._channel, begin.place, self._steps)
+        self._work = LocalWork(self._log, objects, self._breathe)
 
     async def _breathe(self, size: int) -> None:
         """Wait for as long as `size` bytes may take just now."""

@@ -17,8 +17,8 @@ from itertools import count
 from mmap import mmap
 
 from millpond.core.errors import Conflict
-from millpond.core.limits import MIB, SEAL_END_SECONDS, SEAL_STEP_SECONDS, SEAL_STREAM_BUFFERS
-from millpond.core.tier.encoder import Group, Grouping, ObjectEncoder
+from millpond.core.limits import MIB, SEAL_END_SECONDS, SEAL_STEP_SECONDS, SEAL_STREAM_STEPS
+from millpond.core.tier.encoder import Encoded, Group, Grouping, ObjectEncoder
 from millpond.core.tier.objects import ObjectStore, Staged
 from millpond.core.tier.rows import rows_of
 from millpond.core.tier.staged import compare
@@ -27,7 +27,7 @@ from millpond.store.client import QueueRef, StoredFrame
 from millpond.store.tier.in_time import in_time
 from millpond.store.tier.run import DAY_MS, FrameSource, Piece, gather
 from millpond.store.tier.threads import SealThreads
-from millpond.store.tier.work import Job, Made
+from millpond.store.tier.work import Begun, Job, Made
 
 Breathe = Callable[[int], Awaitable[None]]
 """Awaited after each piece of so many raw bytes: whoever is in no hurry waits in it."""
@@ -42,56 +42,58 @@ class LocalWork:
         self._objects = objects
         self._breathe = breathe
         self._threads = SealThreads()
-        self._staged: dict[int, Staged] = {}
+        self._runs: dict[int, _Run] = {}
+        self._buffer = memoryview(mmap(-1, MIB))  # of the thread that writes: a file takes pages as they are
         self._numbers = count(1)
 
-    async def make(self, job: Job) -> Made | None:
+    async def begin(self, job: Job) -> Begun | None:
         number = next(self._numbers)
-        self._staged[number] = staged = self._objects.stage()
+        self._runs[number] = run = _Run(_Stream(self._objects.stage(), self._threads, self._buffer), job, self._threads)
         try:
-            made = await self._make(number, staged, job)
+            pieces = await gather(self._source, job.wanted, job.oldest_ts, job.most_bytes, partial(self._take, run))
         except BaseException:
             self._drop(number)
             raise
-        if made is None:
+        if not pieces:
             self._drop(number)
-        return made
-
-    async def _make(self, number: int, staged: Staged, job: Job) -> Made | None:
-        run = _Run(staged, job, self._threads)
-        try:
-            pieces = await gather(self._source, job.wanted, job.oldest_ts, job.most_bytes, partial(self._take, run))
-            if not pieces:
-                return None
-            return await run.finish(number, pieces)
-        finally:
-            run.stop()
+            return None
+        return Begun(number, pieces)
 
     async def _take(self, run: _Run, queue: QueueRef, frames: list[StoredFrame], offset: int) -> None:
         await run.add(queue.queue, frames, offset)
         await self._breathe(sum(frame.payload_size for frame in frames))
 
+    async def finish(self, begun: Begun) -> Made:
+        try:
+            return await self._runs[begun.number].finish(begun)
+        except BaseException:
+            self._drop(begun.number)
+            raise
+
     async def put(self, made: Made, path: str) -> None:
         try:
-            await self._staged[made.number].publish(path, made.sha256)
+            await self._runs[made.number].stream.staged.publish(path, made.sha256)
         except Conflict:  # an earlier attempt may have put it
             await compare(self._objects, path, made.bytes, made.sha256)
 
-    async def drop(self, made: Made) -> None:
-        dropping = self._drop(made.number)
+    async def drop(self, number: int) -> None:
+        dropping = self._drop(number)
         if dropping is not None:
             await asyncio.wait([asyncio.wrap_future(dropping)], timeout=SEAL_STEP_SECONDS)
 
     def _drop(self, number: int) -> Future[None] | None:
         """Behind what is still being written."""
-        staged = self._staged.pop(number, None)
-        return self._threads.behind(staged.drop) if staged is not None else None
+        run = self._runs.pop(number, None)
+        if run is None:
+            return None
+        run.stop()
+        return self._threads.behind(run.stream.staged.drop)
 
     async def rest(self) -> None: ...
 
     async def close(self) -> None:
         """What is staged goes; the threads end."""
-        dropping = [self._drop(number) for number in list(self._staged)]
+        dropping = [self._drop(number) for number in list(self._runs)]
         waiting = [asyncio.wrap_future(one) for one in dropping if one is not None]
         if waiting:
             await asyncio.wait(waiting, timeout=SEAL_END_SECONDS)
@@ -101,10 +103,10 @@ class LocalWork:
 class _Run:
     """An object on its way."""
 
-    def __init__(self, staged: Staged, job: Job, threads: SealThreads) -> None:
+    def __init__(self, stream: _Stream, job: Job, threads: SealThreads) -> None:
+        self.stream = stream
         self._threads = threads
-        self._stream = _Stream(staged, threads)
-        self._encoder = ObjectEncoder(self._stream.write, job.topic_id, job.epoch)
+        self._encoder = ObjectEncoder(stream.write, job.topic_id, job.epoch)
         self._grouping = Grouping(job.most_bytes)
         self._encoding: deque[asyncio.Future[None]] = deque()
         self._first_ts = 0
@@ -125,15 +127,21 @@ class _Run:
                 await self._encoding.popleft()
             self._encoding.append(self._threads.encode(partial(self._encoder.write, group)))
 
-    async def finish(self, number: int, pieces: list[Piece]) -> Made:
+    async def finish(self, begun: Begun) -> Made:
         async with in_time("write the end of an object"):
             await self._encode(self._grouping.finish())
             while self._encoding:
                 await self._encoding.popleft()
-            return await self._threads.encode(lambda: self._finished(number, pieces))
+            encoded = await self._threads.encode(self._end)
+            sha256 = await self.stream.finish()
+        return self._made(begun.number, begun.pieces, encoded, sha256)
 
-    def _finished(self, number: int, pieces: list[Piece]) -> Made:
+    def _end(self) -> Encoded:
         encoded = self._encoder.finish()
+        self.stream.end()
+        return encoded
+
+    def _made(self, number: int, pieces: list[Piece], encoded: Encoded, sha256: str) -> Made:
         ranges = [
             ObjectRange(
                 piece.queue.queue_id, each.queue, piece.first, each.end, each.end - each.first,
@@ -142,56 +150,60 @@ class _Run:
             for piece, each in zip(pieces, encoded.ranges, strict=True)
         ]  # fmt: skip
         lost = [one for piece in pieces for one in piece.lost]
-        sha256, raw_bytes = self._stream.finish(), self._grouping.raw_bytes
+        raw_bytes = self._grouping.raw_bytes
         return Made(number, encoded.bytes, sha256, encoded.footer_bytes, ranges, lost, self._first_ts, raw_bytes)
 
     def stop(self) -> None:
         """Nothing more is written, whatever still runs. (A Parquet writer that was not closed writes a footer when it
         is collected.)"""
-        self._stream.stopped = True
+        self.stream.stopped = True
         for encoding in self._encoding:
             encoding.cancel()
 
 
 class _Stream:
-    """An object's bytes on their way from the encoder's thread through the hash into what is staged."""
+    """An object's bytes on their way from the encoder's thread through the hash into what is staged, 1 MiB at a time."""
 
-    def __init__(self, staged: Staged, threads: SealThreads) -> None:
-        self._staged = staged
+    def __init__(self, staged: Staged, threads: SealThreads, buffer: memoryview) -> None:
+        """`buffer`: 1 MiB that only the writing thread uses."""
+        self.staged = staged
+        self.stopped = False
         self._threads = threads
-        self._buffers = [
-            memoryview(mmap(-1, MIB)) for _ in range(SEAL_STREAM_BUFFERS)
-        ]  # a file takes pages as they are
-        self._held = 0
+        self._buffer = buffer
+        self._gathered: list[memoryview] = []
+        self._bytes = 0  # of these
         self._digest = hashlib.sha256()
         self._under_way: deque[Future[None]] = deque()
-        self.stopped = False
 
     def write(self, data: memoryview) -> None:
-        """Copied. Raises what an earlier write has met."""
+        """Kept as it is: it must not change. Raises what an earlier write has met."""
         while data and not self.stopped:
-            taken = min(len(data), MIB - self._held)
-            self._buffers[0][self._held : self._held + taken] = data[:taken]
-            self._held += taken
-            data = data[taken:]
-            if self._held == MIB:
+            some, data = data[: MIB - self._bytes], data[MIB - self._bytes :]
+            self._gathered.append(some)
+            self._bytes += len(some)
+            if self._bytes == MIB:
                 self._pass_on()
 
-    def finish(self) -> str:
-        """The SHA-256 of everything, in hex, once all of it is staged."""
+    def end(self) -> None:
+        """Nothing more is written."""
         self._pass_on()
+
+    async def finish(self) -> str:
+        """After `end`: the SHA-256 of everything, in hex, once all of it is staged. Raises what a write has met."""
         while self._under_way:
-            self._under_way.popleft().result()
+            await asyncio.wrap_future(self._under_way.popleft())
         return self._digest.hexdigest()
 
     def _pass_on(self) -> None:
-        if len(self._under_way) == SEAL_STREAM_BUFFERS - 1:
+        if len(self._under_way) == SEAL_STREAM_STEPS:
             self._under_way.popleft().result()
-        data = self._buffers[0][: self._held]
-        self._under_way.append(self._threads.behind(lambda: self._stage(data)))
-        self._buffers.append(self._buffers.pop(0))
-        self._held = 0
+        self._under_way.append(self._threads.behind(partial(self._stage, self._gathered)))
+        self._gathered, self._bytes = [], 0
 
-    def _stage(self, data: memoryview) -> None:
-        self._digest.update(data)
-        self._staged.write(data)
+    def _stage(self, gathered: list[memoryview]) -> None:
+        size = 0
+        for some in gathered:
+            self._buffer[size : size + len(some)] = some
+            size += len(some)
+        self._digest.update(self._buffer[:size])
+        self.staged.write(self._buffer[:size])

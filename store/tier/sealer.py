@@ -1,8 +1,8 @@
 """Carries confirmed messages from the log into the tier: `Sealer`, owned by the store engine.
 
-    policy.due -> Work.make -> commit.Committer (Work.put) -> SealSource.tiered
+    policy.due -> Work.begin -> Work.finish -> commit.Committer (Work.put) -> SealSource.tiered
 
-One run is read and encoded while the one before is uploaded, verified and committed. Objects of a topic are committed
+One run is read and encoded while the one before is finished, uploaded, verified and committed. Objects of a topic are committed
 in order. The work itself is done elsewhere (`work.Work`), beside appends and after them.
 Where to go on is asked of the manifest in every pass: a crash at any point repeats work, never offsets. While the tier
 or the metadata is away, produce goes on and the log keeps everything.
@@ -29,7 +29,7 @@ from millpond.store.tier.policy import due
 from millpond.store.tier.postponement import Postponement
 from millpond.store.tier.run import Wanted
 from millpond.store.tier.source import SealSource
-from millpond.store.tier.work import Job, Made, Work
+from millpond.store.tier.work import Begun, Job, Made, Work
 
 log = logging.getLogger(__name__)
 
@@ -167,17 +167,17 @@ class Sealer:
                 wanted = self._wanted(topic_id, queues, tiered, kept, ends)
                 oldest_ts = self._source.unsealed(topic_id)[1]
                 started, epoch = self._clock.monotonic(), self._source.epoch
-                made = await self._work.make(Job(topic_id, epoch, wanted, oldest_ts, self._config.seal_bytes))
-                if made is None:
+                begun = await self._work.begin(Job(topic_id, epoch, wanted, oldest_ts, self._config.seal_bytes))
+                if begun is None:
                     break
                 self._counted.seal_seconds_total += self._clock.monotonic() - started
                 try:
-                    await commits.put(self._commit(topic, epoch, made, sum(tiered.values())))
+                    await commits.put(self._commit(topic, epoch, begun, sum(tiered.values())))
                 except BaseException:
-                    await self._work.drop(made)
+                    await self._work.drop(begun.number)
                     raise
-                self._took_turns(topic_id, made)
-                tiered = tiered | made.ends
+                self._took_turns(topic_id, begun)
+                tiered = tiered | begun.ends
                 objects += 1
         return objects, tiered
 
@@ -214,14 +214,25 @@ class Sealer:
         turn = sum(self._source.unsealed_of(queue.queue_id) for queue in queues[leading:])
         return Wanted(queues, tiered, kept, ends, leading, max(0, self._config.seal_bytes - turn))
 
-    def _took_turns(self, topic_id: int, made: Made) -> None:
-        taken, last = [each.queue for each in made.ranges], self._last_queue.get(topic_id, -1)
+    def _took_turns(self, topic_id: int, begun: Begun) -> None:
+        taken, last = [piece.queue.queue for piece in begun.pieces], self._last_queue.get(topic_id, -1)
         self._last_queue[topic_id] = max([queue for queue in taken if queue > last] or taken)
 
-    async def _commit(self, topic: TopicInfo, epoch: int, made: Made, sequence: int) -> None:
-        """Upload, verify and commit."""
+    async def _commit(self, topic: TopicInfo, epoch: int, begun: Begun, sequence: int) -> None:
+        """Finish, upload, verify and commit."""
         started = self._clock.monotonic()
-        path = object_name(topic.tenant, topic.tier_name, made.first_ts, sequence, epoch, self._random.bytes(8))
+        try:
+            made = await self._work.finish(begun)
+            path = object_name(topic.tenant, topic.tier_name, made.first_ts, sequence, epoch, self._random.bytes(8))
+            await self._put(topic, epoch, made, path)
+        finally:
+            await self._work.drop(begun.number)
+        for queue_id, end in begun.ends.items():
+            self._source.tiered(queue_id, end)
+        self._tell(topic, path, made)
+        self._counted.seal_seconds_total += self._clock.monotonic() - started
+
+    async def _put(self, topic: TopicInfo, epoch: int, made: Made, path: str) -> None:
         obj = TierObject(
             object_id=self._random.bytes(16).hex(),
             topic_id=topic.topic_id,
@@ -231,14 +242,7 @@ class Sealer:
             footer_bytes=made.footer_bytes,
             ranges=made.ranges,
         )
-        try:
-            await self._committer.commit(self._source.store_group, epoch, obj, lambda: self._work.put(made, path))
-        finally:
-            await self._work.drop(made)
-        for queue_id, end in made.ends.items():
-            self._source.tiered(queue_id, end)
-        self._tell(topic, path, made)
-        self._counted.seal_seconds_total += self._clock.monotonic() - started
+        await self._committer.commit(self._source.store_group, epoch, obj, lambda: self._work.put(made, path))
 
     def _tell(self, topic: TopicInfo, path: str, made: Made) -> None:
         for lost in made.lost:

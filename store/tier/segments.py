@@ -18,8 +18,8 @@ OPEN_SEGMENTS = 4
 
 
 class SealFile(SystemFile):
-    """Reads gently, always. `written_to`: the store may write to it just now; a direct read would hold a lock then that
-    a write waits for, and this process may lose the core meanwhile."""
+    """Reads gently, always. `written_to`: the store writes to it just now; a direct read would hold a lock then that a
+    write waits for, and this process may lose the core meanwhile."""
 
     def __init__(self, path: Path, steps: Steps) -> None:
         super().__init__(path, create=False)
@@ -39,12 +39,13 @@ class SealFile(SystemFile):
 
 class SegmentFiles:
     """Opened when they are wanted. A file may be another segment by then, or gone: frames prove themselves by their
-    position. `open_from`: segments are written to from this position on."""
+    position. `open_from`: segments are written to from this position on, but not while the log is `still`."""
 
     def __init__(self, place: Place, steps: Steps) -> None:
         self.seed = place.seed
         self.first_position = 0
         self.open_from = 0
+        self.still = False
         self._place = place
         self._steps = steps
         self._open: OrderedDict[int, Segment] = OrderedDict()
@@ -64,7 +65,7 @@ class SegmentFiles:
                 return None
             segment = Segment(base, self._place.segment_bytes, file)
         assert isinstance(segment.file, SealFile)
-        segment.file.written_to = base >= self.open_from
+        segment.file.written_to = base >= self.open_from and not self.still
         self._open[base] = segment
         return segment
 

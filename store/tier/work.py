@@ -1,6 +1,7 @@
 """The work of sealing, apart from what is decided and committed: `Work`, an interface.
 
-    make      a run is read from the log and becomes an object's bytes, staged in the tier: nobody sees them yet
+    begin     a run is read from the log and becomes an object's bytes, staged in the tier: nobody sees them yet
+    finish    the last of them are there; another run may begin meanwhile
     put       the object appears under its name, and what is there is compared with what was made
     drop      it will not be
 
@@ -15,7 +16,7 @@ from typing import Protocol
 import msgspec
 
 from millpond.metadata.client import ObjectRange
-from millpond.store.tier.run import Lost, Wanted
+from millpond.store.tier.run import Lost, Piece, Wanted
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -28,9 +29,21 @@ class Job(msgspec.Struct, frozen=True):
     most_bytes: int
 
 
+class Begun(msgspec.Struct, frozen=True):
+    """A run that was read to its end; the last of it may still be encoded. `number`: for `finish` and `drop`; `ends`:
+    queue id -> where its offsets in it end."""
+
+    number: int
+    pieces: list[Piece]
+
+    @property
+    def ends(self) -> dict[int, int]:
+        return {piece.queue.queue_id: piece.end for piece in self.pieces}
+
+
 class Made(msgspec.Struct, frozen=True):
-    """A staged object. `number`: for `put` and `drop`; `first_ts`: a store timestamp of its date; `ends`: queue id ->
-    where its offsets in it end; `lost`: what of the ranges could not be read."""
+    """A staged object, whole. `number`: that of its run; `first_ts`: a store timestamp of its date; `lost`: what of the
+    ranges could not be read."""
 
     number: int
     bytes: int
@@ -41,24 +54,24 @@ class Made(msgspec.Struct, frozen=True):
     first_ts: int
     raw_bytes: int
 
-    @property
-    def ends(self) -> dict[int, int]:
-        return {each.queue_id: each.end for each in self.ranges}
-
 
 class Work(Protocol):
     """Errors are MillpondErrors; what a call that failed or was cancelled had staged is gone."""
 
-    async def make(self, job: Job) -> Made | None:
+    async def begin(self, job: Job) -> Begun | None:
         """None when there is nothing to read. Raises Unavailable(tier_unavailable), Internal(corrupt_range)."""
+        ...
+
+    async def finish(self, begun: Begun) -> Made:
+        """Raises Unavailable(tier_unavailable)."""
         ...
 
     async def put(self, made: Made, path: str) -> None:
         """Raises Unavailable(tier_unavailable), Internal(tier_corrupt)."""
         ...
 
-    async def drop(self, made: Made) -> None:
-        """After `put`, or instead of it. Never fails."""
+    async def drop(self, number: int) -> None:
+        """Of a run: after `put`, or instead of it. Never fails."""
         ...
 
     async def rest(self) -> None:
