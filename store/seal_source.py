@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from millpond.core.errors import MillpondError, NotFound
+from millpond.core.limits import SEAL_READ_BYTES
 from millpond.store.client import QueueRef, StoredFrame
 from millpond.store.directory import FrameSpot
 from millpond.store.fold.queues import QueueState
@@ -54,6 +55,10 @@ class EngineSealSource:
     @property
     def appended_bytes(self) -> int:
         return self._appended_bytes
+
+    @property
+    def read_bytes(self) -> int:
+        return SEAL_READ_BYTES
 
     @property
     def tail(self) -> int:

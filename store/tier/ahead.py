@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Awaitable, Callable
 
 from millpond.core.errors import MillpondError
-from millpond.core.limits import SEAL_STEPS_AHEAD
 from millpond.store.client import StoredFrame
 
 Read = Callable[[int, int, int, int], Awaitable[list[StoredFrame]]]
@@ -21,7 +19,7 @@ class ReadAhead:
         self._read = read
         self._of = (0, 0)  # queue id, end of what is read ahead
         self._last: list[StoredFrame] = []
-        self._ahead: deque[asyncio.Task[list[StoredFrame]]] = deque()  # what stands behind _last, in this order
+        self._ahead: asyncio.Task[list[StoredFrame]] | None = None  # what stands behind _last
 
     async def frames(self, queue_id: int, offset: int, end: int, max_bytes: int, *, ahead: bool) -> list[StoredFrame]:
         """As of `SealSource`, or more than `max_bytes`. `ahead`: what follows is wanted soon."""
@@ -29,24 +27,20 @@ class ReadAhead:
             await self.forget()
             self._of = (queue_id, end)
         frames = [frame for frame in self._last if _end(frame) > offset]  # the caller took a part of them
-        if not frames and self._ahead:
-            frames = await asyncio.shield(self._ahead.popleft())
+        if not frames and self._ahead is not None:
+            reading, self._ahead = self._ahead, None
+            frames = await asyncio.shield(reading)
         if not frames or frames[0].first_offset > offset or _end(frames[-1]) <= offset:
             await self.forget()
             frames = await self._read(queue_id, offset, end, max_bytes)
         self._last = frames
-        while ahead and len(self._ahead) < SEAL_STEPS_AHEAD:
-            before = self._ahead[-1] if self._ahead else None
-            self._ahead.append(asyncio.create_task(self._behind(before, frames, max_bytes)))
+        if ahead and self._ahead is None:
+            self._ahead = asyncio.create_task(self._behind(frames, max_bytes))
         return frames
 
-    async def _behind(
-        self, before: asyncio.Task[list[StoredFrame]] | None, frames: list[StoredFrame], max_bytes: int
-    ) -> list[StoredFrame]:
-        """What stands behind `before`, else behind `frames`; nothing at the end, or where it cannot be read: whoever
-        asks for that meets the error."""
-        if before is not None:
-            frames = await asyncio.shield(before)
+    async def _behind(self, frames: list[StoredFrame], max_bytes: int) -> list[StoredFrame]:
+        """What stands behind `frames`; nothing at the end, or where it cannot be read: whoever asks for that meets the
+        error."""
         queue_id, end = self._of
         if not frames or _end(frames[-1]) >= end:
             return []
@@ -58,9 +52,9 @@ class ReadAhead:
     async def forget(self) -> None:
         """Nothing is being read when it returns."""
         self._last = []
-        if self._ahead:
-            await asyncio.wait(self._ahead)
-            self._ahead.clear()
+        if self._ahead is not None:
+            await asyncio.wait([self._ahead])
+            self._ahead = None
 
 
 def _end(frame: StoredFrame) -> int:

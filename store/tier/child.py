@@ -20,7 +20,14 @@ import uvloop
 from millpond.core.clock import SystemClock, SystemRandom
 from millpond.core.errors import BelowLocal, Internal, Unavailable
 from millpond.core.lean import do_without_pandas
-from millpond.core.limits import SEAL_ALIVE_SECONDS, SEAL_END_SECONDS, SEAL_SPOT_BYTES, SEAL_SPOTS
+from millpond.core.limits import (
+    SEAL_ALIVE_SECONDS,
+    SEAL_END_SECONDS,
+    SEAL_LONG_READ_BYTES,
+    SEAL_READ_BYTES,
+    SEAL_SPOT_BYTES,
+    SEAL_SPOTS,
+)
 from millpond.core.priority import only_when_idle
 from millpond.core.tier.gentle import Steps
 from millpond.core.tier.open import open_objects
@@ -65,6 +72,10 @@ class FarLog:
         self._spots: list[FrameSpot] = []  # of that queue, from the last ones asked for on
         self._ahead = ReadAhead(self._read)
         self._most = SEAL_SPOTS  # offsets to ask for: those of about SEAL_SPOTS frames, or SEAL_SPOT_BYTES
+
+    @property
+    def read_bytes(self) -> int:
+        return SEAL_LONG_READ_BYTES if self._steps.long else SEAL_READ_BYTES
 
     async def frames(self, queue_id: int, offset: int, end: int, max_bytes: int) -> list[StoredFrame]:
         """As of `SealSource`, or more than `max_bytes`."""

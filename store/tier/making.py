@@ -93,10 +93,10 @@ class LocalWork:
 
     async def close(self) -> None:
         """What is staged goes; the threads end."""
-        dropping = [self._drop(number) for number in list(self._runs)]
-        waiting = [asyncio.wrap_future(one) for one in dropping if one is not None]
-        if waiting:
-            await asyncio.wait(waiting, timeout=SEAL_END_SECONDS)
+        for number in list(self._runs):
+            self._drop(number)
+        last = self._threads.behind(lambda: None)  # also what was dropped before
+        await asyncio.wait([asyncio.wrap_future(last)], timeout=SEAL_END_SECONDS)
         self._threads.close()
 
 

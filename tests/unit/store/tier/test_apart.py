@@ -21,15 +21,20 @@ from millpond.core.errors import Unavailable
 from millpond.core.frame import Sidecar, pack_sidecar
 from millpond.core.schema import message_schema
 from millpond.core.tier.directory import DirectoryObjects
+from millpond.core.tier.gentle import Steps
 from millpond.metadata.client import TopicSettings
 from millpond.metadata.local import LocalMetadata
 from millpond.store.client import AppendRequest, QueueAppend, QueueRef
+from millpond.store.commitlog import segment_name
 from millpond.store.disk import SystemDisk
 from millpond.store.engine import Engine
 from millpond.store.local import LocalStore
 from millpond.store.seal_source import EngineSealSource
-from millpond.store.tier import apart
+from millpond.store.tier import apart, pace
 from millpond.store.tier.apart import Process, WorkApart
+from millpond.store.tier.channel import Channel, Message, Pace
+from millpond.store.tier.channel import Place as ToldPlace
+from millpond.store.tier.segments import SealFile, SegmentFiles
 
 SEGMENT_BYTES = 1 << 20
 
@@ -255,6 +260,50 @@ async def test_it_ends_with_the_store(place: Place, monkeypatch: pytest.MonkeyPa
     held.set()
     with pytest.raises(Unavailable):
         await sealing
+
+
+async def test_it_is_told_whether_the_log_is_still(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A segment is read past the page cache while nothing is appended: else a write would wait for such a read."""
+    monkeypatch.setattr(pace, "LOOK_SECONDS", 0.05)
+    told: asyncio.Queue[bool] = asyncio.Queue()
+    tell = Channel.tell
+
+    def listened(self: Channel, message: Message) -> None:
+        if isinstance(message, Pace):
+            told.put_nowait(message.still)
+        tell(self, message)
+
+    monkeypatch.setattr(Channel, "tell", listened)
+    await place.fill(1)
+    await place.seal()
+    async with asyncio.timeout(20):
+        assert not await told.get()
+        while not await told.get():
+            pass
+        await place.fill(1)
+        while await told.get():
+            pass
+
+
+def test_segments_are_read_past_the_page_cache_once_nobody_writes_to_them(tmp_path: Path) -> None:
+    """Those before the open one always; the open one while the log is still."""
+    for base in (0, SEGMENT_BYTES):
+        path = tmp_path / segment_name(base)
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"")
+    files = SegmentFiles(ToldPlace(str(tmp_path), SEGMENT_BYTES, 1), Steps())
+    files.open_from = SEGMENT_BYTES
+
+    def written_to() -> list[bool]:
+        found = [files.segment_of(base) for base in (0, SEGMENT_BYTES)]
+        return [one.file.written_to for one in found if one is not None and isinstance(one.file, SealFile)]
+
+    assert written_to() == [False, True]
+    files.still = True
+    assert written_to() == [False, False]
+    files.still = False
+    assert written_to() == [False, True]
+    files.trim(0)
 
 
 async def test_signals_for_the_store_are_not_for_it(place: Place) -> None:

@@ -17,6 +17,7 @@ from millpond.core.limits import MIB, SEAL_QUEUES
 from millpond.core.schema import PAYLOAD_COLUMNS, TAG, TIER_SCHEMA
 from millpond.metadata.client import TopicSettings
 from millpond.store.client import StoredFrame
+from millpond.store.tier.work import Begun, Job, Made
 
 if TYPE_CHECKING:
     from conftest import World
@@ -392,6 +393,31 @@ async def test_a_run_is_read_while_the_one_before_is_uploaded(world: World, monk
     await sealing
     assert await world.tiered() == [3, 0, 0]
     assert [r.first for obj in await world.manifest() for r in obj.ranges] == [0, 1, 2]
+
+
+async def test_a_run_is_read_while_the_one_before_is_finished(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last bytes of an object do not keep the next run waiting."""
+    world.config = msgspec.structs.replace(world.config, seal_bytes=1_000)
+    sealer = await world.restart()
+    for _ in range(2):
+        world.source.append(0, [bytes(1_000)])
+    begin, finish, second = sealer._work.begin, sealer._work.finish, asyncio.Event()
+
+    async def begun(job: Job) -> Begun | None:
+        found = await begin(job)
+        if found is not None and found.pieces[0].first == 1:
+            second.set()
+        return found
+
+    async def finished(run: Begun) -> Made:
+        await second.wait()
+        return await finish(run)
+
+    monkeypatch.setattr(sealer._work, "begin", begun)
+    monkeypatch.setattr(sealer._work, "finish", finished)
+    async with asyncio.timeout(10):
+        await sealer.seal_topic(world.topic.topic_id)
+    assert await world.tiered() == [2, 0, 0]
 
 
 async def test_nothing_is_committed_behind_an_upload_that_failed(world: World) -> None:
