@@ -21,6 +21,10 @@ class Postponement:
         self._busy = False
         self._since: tuple[float, int] | None = None  # when the busy time began, and what had been appended by then
 
+    def begin(self, now: float, appended_bytes: int) -> None:
+        """Count from here: over all of a long rest, the first moment of a burst is no rate."""
+        self._looked = (now, appended_bytes)
+
     def waits(self, now: float, appended_bytes: int) -> bool:
         """Whether full runs wait. `now` in seconds, of a clock that only goes on; `appended_bytes` so far."""
         if self._looked is None:

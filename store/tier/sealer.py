@@ -23,10 +23,10 @@ from millpond.core.tier.layout import object_name
 from millpond.core.tier.objects import ObjectStore
 from millpond.metadata.client import MetadataClient, TierObject, TopicInfo
 from millpond.store.client import QueueRef
+from millpond.store.tier import postponement
 from millpond.store.tier.commit import Committer
 from millpond.store.tier.in_turn import InTurn
 from millpond.store.tier.policy import due
-from millpond.store.tier.postponement import Postponement
 from millpond.store.tier.run import Wanted
 from millpond.store.tier.source import SealSource
 from millpond.store.tier.work import Begun, Job, Made, Work
@@ -71,7 +71,7 @@ class Sealer:
         self._clock = clock
         self._random = random
         self._committer = Committer(metadata, random)
-        self._postponement = Postponement(postpone_bytes)
+        self._postponement = postponement.Postponement(postpone_bytes)
         self._one = asyncio.Lock()
         self._last_queue: dict[
             int, int
@@ -81,13 +81,14 @@ class Sealer:
 
     async def loop(self) -> None:
         """Rounds until cancelled: the owner spawns this. Ends by itself only when another primary has taken over."""
-        failures = 0
-        await self._woken()  # not beside the start of all the other parts: to look at 10,000 queues takes 0.2 s
+        failures = sealed = 0
+        await self._woken(sealed)  # not beside the start of all the other parts: to look at 10,000 queues takes 0.2 s
         while True:
             try:
                 if failures:
                     await self._objects.check()
-                if not await self.seal_once(self._clock.wall_ms()):
+                sealed = await self.seal_once(self._clock.wall_ms())
+                if not sealed:
                     await self._work.rest()
                 failures, self.last_error = 0, ""
             except MillpondError as error:
@@ -100,7 +101,7 @@ class Sealer:
                 pause = min(SEAL_PAUSE_SECONDS_MOST, 2.0 ** min(failures, 10))
                 await asyncio.sleep(self._random.uniform(pause / 2, pause))
                 continue
-            await self._woken()
+            await self._woken(sealed)
 
     async def seal_once(self, now_ms: int) -> int:
         """One round: every run that is due. How many objects were committed.
@@ -142,12 +143,17 @@ class Sealer:
         """End the work; the owner has cancelled `loop` before."""
         await self._work.close()
 
-    async def _woken(self) -> None:
+    async def _woken(self, sealed: int) -> None:
+        """Until there may be something to do. Whoever had nothing to do just now is in no hurry: it sees first how fast
+        bytes come, and many wakes are one look at all topics."""
         try:
             async with asyncio.timeout(SEAL_TICK_SECONDS):
                 await self._source.wake.wait()
         except TimeoutError:
             return
+        if not sealed:
+            self._postponement.begin(self._clock.monotonic(), self._source.appended_bytes)
+            await asyncio.sleep(postponement.LOOK_SECONDS)
         self._source.wake.clear()
 
     async def _seal(self, topic_id: int, now_ms: int | None) -> tuple[int, dict[int, int]]:

@@ -34,6 +34,14 @@ def test_a_load_that_stays_is_sealed_beside_it() -> None:
     assert wait.waits(last + 1, last * FAST)
 
 
+def test_a_burst_after_a_rest_is_seen_from_its_beginning() -> None:
+    """Not as the average over the rest and it."""
+    wait = Postponement(1 << 40)
+    assert not wait.waits(0, 0)
+    wait.begin(1_000, 0)
+    assert wait.waits(1_001, FAST)
+
+
 def test_a_wait_is_bounded_in_bytes() -> None:
     """However fast they come."""
     wait = Postponement(3 * FAST)
