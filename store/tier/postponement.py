@@ -21,6 +21,10 @@ class Postponement:
         self._busy = False
         self._since: tuple[float, int] | None = None  # when the busy time began, and what had been appended by then
 
+    def stale(self, now: float) -> bool:
+        """Whether nobody has looked for a while."""
+        return self._looked is None or now - self._looked[0] > 2 * LOOK_SECONDS
+
     def begin(self, now: float, appended_bytes: int) -> None:
         """Count from here: over all of a long rest, the first moment of a burst is no rate."""
         self._looked = (now, appended_bytes)

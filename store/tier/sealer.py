@@ -144,15 +144,16 @@ class Sealer:
         await self._work.close()
 
     async def _woken(self, sealed: int) -> None:
-        """Until there may be something to do. Whoever had nothing to do just now is in no hurry: it sees first how fast
-        bytes come, and many wakes are one look at all topics."""
+        """Until there may be something to do. Whoever has sealed nothing just now, or a while ago, sees first how fast
+        bytes come; and many wakes are one look at all topics."""
         try:
             async with asyncio.timeout(SEAL_TICK_SECONDS):
                 await self._source.wake.wait()
         except TimeoutError:
             return
-        if not sealed:
-            self._postponement.begin(self._clock.monotonic(), self._source.appended_bytes)
+        now = self._clock.monotonic()
+        if not sealed or self._postponement.stale(now):
+            self._postponement.begin(now, self._source.appended_bytes)
             await asyncio.sleep(postponement.LOOK_SECONDS)
         self._source.wake.clear()
 

@@ -38,7 +38,9 @@ def test_a_burst_after_a_rest_is_seen_from_its_beginning() -> None:
     """Not as the average over the rest and it."""
     wait = Postponement(1 << 40)
     assert not wait.waits(0, 0)
+    assert (wait.stale(0.1), wait.stale(1_000)) == (False, True)
     wait.begin(1_000, 0)
+    assert not wait.stale(1_000)
     assert wait.waits(1_001, FAST)
 
 

@@ -40,14 +40,18 @@ async def test_the_first_round_waits_to_be_woken(world: World, monkeypatch: pyte
     await asyncio.gather(loop, return_exceptions=True)
 
 
-async def test_a_burst_is_not_sealed_beside_its_beginning(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The topic that wakes the sealer is full, and bytes still come: it waits. Once they do not, it is sealed."""
+@pytest.mark.parametrize("sealed", [0, 1])
+async def test_a_burst_is_not_sealed_beside_its_beginning(
+    world: World, monkeypatch: pytest.MonkeyPatch, sealed: int
+) -> None:
+    """The topic that wakes the sealer is full, and bytes still come: it waits. Once they do not, it is sealed. Whether
+    or not something was sealed in the round before."""
     monkeypatch.setattr(postponement, "LOOK_SECONDS", 0.05)
     monkeypatch.setattr(sealer, "SEAL_TICK_SECONDS", 0.1)
     world.config = msgspec.structs.replace(world.config, seal_bytes=1_000)
     one = await world.restart()
     world.source.append(0, [bytes(1_000)])
-    due, asked = one._due, asyncio.Queue[bool]()
+    due, asked, woken = one._due, asyncio.Queue[bool](), one._woken
 
     def note(topic_id: int, now_ms: int) -> bool:
         asked.put_nowait(due(topic_id, now_ms))
@@ -59,7 +63,12 @@ async def test_a_burst_is_not_sealed_beside_its_beginning(world: World, monkeypa
             await asyncio.sleep(0.01)
 
     coming = 1
+
+    async def wait(_sealed: int) -> None:
+        await woken(sealed)
+
     monkeypatch.setattr(one, "_due", note)
+    monkeypatch.setattr(one, "_woken", wait)
     tasks = [asyncio.create_task(comes()), asyncio.create_task(one.loop())]
     async with asyncio.timeout(20):
         world.source.wake.set()
