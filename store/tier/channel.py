@@ -4,7 +4,7 @@ Over a pair of connected sockets, inherited when the process starts. Each messag
 msgpack of an `Envelope`. Both sides ask (an odd or even number of their own) and answer (the same number):
 
     store      begin    first of all: where the log and the tier are              -> done
-               make     a run                                                     -> begun, or done when there is nothing
+               make     a run                                                     -> begun; done when there is nothing
                finish   what is begun                                             -> made
                put      under a name, and compare                                 -> done
                drop     what was made                                             -> done

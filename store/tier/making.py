@@ -162,7 +162,7 @@ class _Run:
 
 
 class _Stream:
-    """An object's bytes on their way from the encoder's thread through the hash into what is staged, 1 MiB at a time."""
+    """An object's bytes on their way from the encoder's thread through the hash into what is staged, in MiBs."""
 
     def __init__(self, staged: Staged, threads: SealThreads, buffer: memoryview) -> None:
         """`buffer`: 1 MiB that only the writing thread uses."""

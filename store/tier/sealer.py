@@ -2,8 +2,8 @@
 
     policy.due -> Work.begin -> Work.finish -> commit.Committer (Work.put) -> SealSource.tiered
 
-One run is read and encoded while the one before is finished, uploaded, verified and committed. Objects of a topic are committed
-in order. The work itself is done elsewhere (`work.Work`), beside appends and after them.
+One run is read and encoded while the one before is finished, uploaded, verified and committed. Objects of a topic are
+committed in order. The work itself is done elsewhere (`work.Work`), beside appends and after them.
 Where to go on is asked of the manifest in every pass: a crash at any point repeats work, never offsets. While the tier
 or the metadata is away, produce goes on and the log keeps everything.
 """
