@@ -7,7 +7,7 @@ msgpack of an `Envelope`. Both sides ask (an odd or even number of their own) an
                make     a run                                                     -> begun; done when there is nothing
                finish   what is begun                                             -> made
                put      under a name, and compare                                 -> done
-               drop     what was made                                             -> done
+               drop     a run                                                     -> done
                pace     not answered: how many bytes a second are enough just now, and whether anything is appended
     process    where    frames of a queue                                         -> spots
                look     the store itself reads frames that could not be read here -> done

@@ -2,7 +2,8 @@
 
     frames, some MiB (source) -> rows, row group (encoder) -> hash, staged object (stream)
 
-The three go on side by side in threads, a few MiB apart, so a run of any size takes some 30 MiB.
+The three go on side by side in threads, a few MiB apart, so a run of any size takes some 50 MiB. The end of a run is
+encoded and staged while the next one is read.
 """
 
 from __future__ import annotations
