@@ -108,11 +108,10 @@ class WorkApart:
         self._runs[number] = (process, begun.number)
         return msgspec.structs.replace(begun, number=number)
 
-    async def finish(self, begun: Begun) -> Made:
-        process, number = self._runs[begun.number]
-        answer = await self._asked(process, Finish(msgspec.structs.replace(begun, number=number)))
-        made: Made = expect(MadeIt, answer).made
-        return msgspec.structs.replace(made, number=begun.number)
+    async def finish(self, number: int) -> Made:
+        process, theirs = self._runs[number]
+        made: Made = expect(MadeIt, await self._asked(process, Finish(theirs))).made
+        return msgspec.structs.replace(made, number=number)
 
     async def put(self, made: Made, path: str) -> None:
         process, number = self._runs[made.number]

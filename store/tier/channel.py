@@ -5,7 +5,7 @@ msgpack of an `Envelope`. Both sides ask (an odd or even number of their own) an
 
     store      begin    first of all: where the log and the tier are              -> done
                make     a run                                                     -> begun; done when there is nothing
-               finish   what is begun                                             -> made
+               finish   a run that has begun                                      -> made
                put      under a name, and compare                                 -> done
                drop     a run                                                     -> done
                pace     not answered: how many bytes a second are enough just now, and whether anything is appended
@@ -52,7 +52,7 @@ class Make(msgspec.Struct, frozen=True, tag="make"):
 
 
 class Finish(msgspec.Struct, frozen=True, tag="finish"):
-    begun: Begun
+    number: int
 
 
 class Put(msgspec.Struct, frozen=True, tag="put"):

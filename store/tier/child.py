@@ -145,7 +145,7 @@ class Sealing:
             begun = await self._work.begin(message.job)
             return Done() if begun is None else HasBegun(begun)
         if isinstance(message, Finish):
-            return MadeIt(await self._work.finish(message.begun))
+            return MadeIt(await self._work.finish(message.number))
         if isinstance(message, Put):
             await self._work.put(message.made, message.path)
         else:

@@ -58,17 +58,18 @@ class LocalWork:
         if not pieces:
             self._drop(number)
             return None
+        run.pieces = pieces
         return Begun(number, pieces)
 
     async def _take(self, run: _Run, queue: QueueRef, frames: list[StoredFrame], offset: int) -> None:
         await run.add(queue.queue, frames, offset)
         await self._breathe(sum(frame.payload_size for frame in frames))
 
-    async def finish(self, begun: Begun) -> Made:
+    async def finish(self, number: int) -> Made:
         try:
-            return await self._runs[begun.number].finish(begun)
+            return await self._runs[number].finish(number)
         except BaseException:
-            self._drop(begun.number)
+            self._drop(number)
             raise
 
     async def put(self, made: Made, path: str) -> None:
@@ -106,6 +107,7 @@ class _Run:
 
     def __init__(self, stream: _Stream, job: Job, threads: SealThreads) -> None:
         self.stream = stream
+        self.pieces: list[Piece] = []  # once it was read to its end
         self._threads = threads
         self._encoder = ObjectEncoder(stream.write, job.topic_id, job.epoch)
         self._grouping = Grouping(job.most_bytes)
@@ -128,29 +130,29 @@ class _Run:
                 await self._encoding.popleft()
             self._encoding.append(self._threads.encode(partial(self._encoder.write, group)))
 
-    async def finish(self, begun: Begun) -> Made:
+    async def finish(self, number: int) -> Made:
         async with in_time("write the end of an object"):
             await self._encode(self._grouping.finish())
             while self._encoding:
                 await self._encoding.popleft()
             encoded = await self._threads.encode(self._end)
             sha256 = await self.stream.finish()
-        return self._made(begun.number, begun.pieces, encoded, sha256)
+        return self._made(number, encoded, sha256)
 
     def _end(self) -> Encoded:
         encoded = self._encoder.finish()
         self.stream.end()
         return encoded
 
-    def _made(self, number: int, pieces: list[Piece], encoded: Encoded, sha256: str) -> Made:
+    def _made(self, number: int, encoded: Encoded, sha256: str) -> Made:
         ranges = [
             ObjectRange(
                 piece.queue.queue_id, each.queue, piece.first, each.end, each.end - each.first,
                 each.min_store_ts, each.max_store_ts, each.min_born_ts, each.max_born_ts,
             )
-            for piece, each in zip(pieces, encoded.ranges, strict=True)
+            for piece, each in zip(self.pieces, encoded.ranges, strict=True)
         ]  # fmt: skip
-        lost = [one for piece in pieces for one in piece.lost]
+        lost = [one for piece in self.pieces for one in piece.lost]
         raw_bytes = self._grouping.raw_bytes
         return Made(number, encoded.bytes, sha256, encoded.footer_bytes, ranges, lost, self._first_ts, raw_bytes)
 

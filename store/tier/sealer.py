@@ -229,7 +229,7 @@ class Sealer:
         """Finish, upload, verify and commit."""
         started = self._clock.monotonic()
         try:
-            made = await self._work.finish(begun)
+            made = await self._work.finish(begun.number)
             path = object_name(topic.tenant, topic.tier_name, made.first_ts, sequence, epoch, self._random.bytes(8))
             await self._put(topic, epoch, made, path)
         finally:

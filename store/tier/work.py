@@ -62,8 +62,8 @@ class Work(Protocol):
         """None when there is nothing to read. Raises Unavailable(tier_unavailable), Internal(corrupt_range)."""
         ...
 
-    async def finish(self, begun: Begun) -> Made:
-        """Raises Unavailable(tier_unavailable)."""
+    async def finish(self, number: int) -> Made:
+        """Of a run that has begun. Raises Unavailable(tier_unavailable)."""
         ...
 
     async def put(self, made: Made, path: str) -> None:

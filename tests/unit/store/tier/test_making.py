@@ -47,7 +47,7 @@ async def test_a_run_begins_before_the_last_is_finished(world: World, work: Loca
     """Each object has the rows of its own run, and the checksum that is told is that of its bytes."""
     begun = [await begin(world, work, first, first + 4) for first in (0, 4, 8)]
     for number, one in enumerate(begun):
-        made = await work.finish(one)
+        made = await work.finish(one.number)
         await work.put(made, f"{number}.parquet")
         path = world.folder / "tier" / f"{number}.parquet"
         assert made.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
@@ -71,18 +71,22 @@ async def test_what_cannot_be_written_at_last_is_gone(
     monkeypatch.setattr(StagedFile, "write", full_at_last)
     begun = await begin(world, work, 0, 12)
     with pytest.raises(Unavailable, match="no space left"):
-        await work.finish(begun)
+        await work.finish(begun.number)
     monkeypatch.undo()
-    await work.finish(await begin(world, work, 0, 12))  # which is written behind it
+    await work.finish((await begin(world, work, 0, 12)).number)  # which is written behind it
     assert [path.exists() for path in paths] == [False]
 
 
 async def test_a_run_that_nobody_wants_is_gone(world: World, work: LocalWork) -> None:
     """Dropped before it is finished, and again: another one is made as ever, and nothing else stays."""
     begun = await begin(world, work, 0, 12)
+    stream = work._runs[begun.number].stream
     await work.drop(begun.number)
     await work.drop(begun.number)
-    made = await work.finish(await begin(world, work, 0, 12))
+    under_way = list(stream._under_way)
+    stream.write(memoryview(bytes(2 * MIB)))  # as a writer does that is collected
+    assert list(stream._under_way) == under_way
+    made = await work.finish((await begin(world, work, 0, 12)).number)
     await work.put(made, "one.parquet")
     await work.drop(made.number)
     assert list((world.folder / "tier" / ".tmp").iterdir()) == []

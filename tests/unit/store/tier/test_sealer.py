@@ -409,9 +409,9 @@ async def test_a_run_is_read_while_the_one_before_is_finished(world: World, monk
             second.set()
         return found
 
-    async def finished(run: Begun) -> Made:
+    async def finished(number: int) -> Made:
         await second.wait()
-        return await finish(run)
+        return await finish(number)
 
     monkeypatch.setattr(sealer._work, "begin", begun)
     monkeypatch.setattr(sealer._work, "finish", finished)
