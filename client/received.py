@@ -150,9 +150,17 @@ def decode_receive(
     try:
         reader = pa.ipc.open_stream(body)
         beside = msgspec.json.decode((reader.schema.metadata or {}).get(METADATA_KEY, b"{}"), type=_Beside)
-        table = reader.read_all()
+        came = list(reader)
     except (pa.ArrowException, msgspec.DecodeError) as error:
         raise UnknownProblem(f"an answer that is not as expected: {error}") from error
+    if len(came) == 1 and len(beside.receipts) == 1:  # messages that come one by one: a table costs half of this
+        [batch], [receipt] = came, beside.receipts
+        relative = numbers(receipt.rows)
+        if batch.num_rows == len(relative):
+            prefix = id_prefixes.get(receipt.queue, "")
+            whole = MessageBatch(batch, receipt.receipt, relative, settler, until, prefix, len(body))
+            return [whole], beside.reason
+    table = pa.Table.from_batches(came, reader.schema)
     batches = []
     at = 0
     for receipt in beside.receipts:

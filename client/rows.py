@@ -10,7 +10,6 @@ Compressed batches are encoded by pyarrow as a whole.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from functools import cache, lru_cache
 from itertools import chain
@@ -21,6 +20,7 @@ import pyarrow as pa
 
 from millpond.core import limits
 from millpond.core.arrow import END_OF_STREAM
+from millpond.core.arrow_front import BUFFER, LONG, aligned, places
 from millpond.core.gathered import Buffer
 from millpond.core.http.wire import Buffers
 from millpond.core.schema import columns_of, message_schema
@@ -28,9 +28,7 @@ from millpond.core.schema import columns_of, message_schema
 ROW_BYTES = 24  # what a row costs beside its values: offsets and validity of its columns
 SMALL_BYTES = 256  # bodies below it on average are put together first: a buffer each costs the kernel more than that
 
-_LONG, _UINT, _INT, _USHORT = (struct.Struct("<" + code) for code in "qIiH")
 _NO_BODY = pa.py_buffer(b"")
-_MESSAGE_HEADER, _MESSAGE_BODY_LENGTH, _BATCH_BUFFERS = 2, 3, 2  # slots of the flatbuffer tables (Message.fbs)
 
 
 class Rows:
@@ -93,7 +91,7 @@ def stream(parts: Sequence[Rows]) -> Buffers:
     if body_bytes < SMALL_BYTES * count:
         bodies = [[b"".join(chain.from_iterable(bodies))]]
     before: list[Buffer] = [_schema_message(_schema(beside)), front, offsets.tobytes()]
-    after = bytes(_aligned(body_bytes, 8) - body_bytes) + END_OF_STREAM
+    after = bytes(aligned(body_bytes) - body_bytes) + END_OF_STREAM
     return Buffers(before, *bodies, [after], length=sum(map(len, before)) + body_bytes + len(after))
 
 
@@ -113,7 +111,7 @@ def _front(count: int, beside: pa.RecordBatch | None) -> memoryview:
 
 def _offsets(count: int) -> int:
     """How many numbers the offsets of `count` bodies are, with the padding that follows them."""
-    return _aligned(count + 1, 2)
+    return aligned(4 * (count + 1)) // 4
 
 
 def compressed_stream(parts: Sequence[Rows], compression: str) -> Buffers:
@@ -155,31 +153,12 @@ def _zeros() -> pa.Buffer:
     return pa.py_buffer(bytes(4 * (limits.BATCH_MESSAGES + 1)))
 
 
-def _aligned(value: int, to: int) -> int:
-    return -(-value // to) * to
-
-
-# -- a batch's metadata (flatbuffers) -------------------------------------------------------------------------
-
-
 def _set_lengths(front: bytearray, body_bytes: int) -> None:
     """Let the metadata in `front`, of a batch whose last buffer is empty, say that it has `body_bytes`."""
-    message = 8 + _UINT.unpack_from(front, 8)[0]  # behind the continuation marker and the metadata's length
-    total_at = _slot(front, message, _MESSAGE_BODY_LENGTH)
-    header_at = _slot(front, message, _MESSAGE_HEADER)
-    vector_at = _slot(front, header_at + _UINT.unpack_from(front, header_at)[0], _BATCH_BUFFERS)
-    vector_at += _UINT.unpack_from(front, vector_at)[0]
-    last_at = vector_at + 4 + 16 * (_UINT.unpack_from(front, vector_at)[0] - 1)
-    offset, length = struct.unpack_from("<qq", front, last_at)
-    total = _LONG.unpack_from(front, total_at)[0]
+    at = places(front)
+    last_at = at.buffers + BUFFER.size * (at.buffer_count - 1)
+    offset, length = BUFFER.unpack_from(front, last_at)
+    total = LONG.unpack_from(front, at.body_length)[0]
     assert length == 0 and offset == total, "the bodies stand last"
-    _LONG.pack_into(front, last_at + 8, body_bytes)
-    _LONG.pack_into(front, total_at, total + _aligned(body_bytes, 8))
-
-
-def _slot(data: bytearray, table: int, slot: int) -> int:
-    """Where a field of a flatbuffer table stands."""
-    vtable = table - _INT.unpack_from(data, table)[0]
-    offset: int = _USHORT.unpack_from(data, vtable + 4 + 2 * slot)[0]
-    assert offset, "the field is there"
-    return table + offset
+    BUFFER.pack_into(front, last_at, offset, body_bytes)
+    LONG.pack_into(front, at.body_length, total + aligned(body_bytes))

@@ -29,8 +29,18 @@ _FEW = 64  # rows of a frame whose missing columns are kept: what many small fra
 def decode(frame: StoredFrame, queue: int, offsets: range | None = None) -> pa.RecordBatch:
     """Rows of `frame` as a batch of TIER_SCHEMA, all or those at `offsets`; `queue` is its queue's number in the topic.
 
-    Raises Internal(corrupt_range) when the frame does not open (its checksums held when it was read, so this
-    is a frame of a newer version, or was damaged on the way).
+    Raises Internal(corrupt_range) when the frame does not open.
+    """
+    if offsets is None:
+        offsets = range(frame.first_offset, frame.first_offset + frame.count)
+    return tier_rows(opened(frame, offsets), queue, offsets, frame.store_ts)
+
+
+def opened(frame: StoredFrame, offsets: range) -> pa.RecordBatch:
+    """Rows of `frame` as they stand in it, of `message_schema`.
+
+    Raises Internal(corrupt_range) when it does not open (its checksums held when it was read, so this is a frame of a
+    newer version, or was damaged on the way).
     """
     if frame.columns & ~KNOWN_COLUMNS:
         raise _unreadable(frame, f"it has columns of a newer version ({frame.columns:#x})")
@@ -40,13 +50,16 @@ def decode(frame: StoredFrame, queue: int, offsets: range | None = None) -> pa.R
         raise _unreadable(frame, str(error)) from error
     if inner.num_rows != frame.count:
         raise _unreadable(frame, f"it has {inner.num_rows} rows, its header says {frame.count}")
-    if offsets is None:
-        offsets = range(frame.first_offset, frame.first_offset + frame.count)
-    inner, count = inner.slice(offsets.start - frame.first_offset, len(offsets)), len(offsets)
+    return inner.slice(offsets.start - frame.first_offset, len(offsets))
+
+
+def tier_rows(inner: pa.RecordBatch, queue: int, offsets: range, store_ts: int) -> pa.RecordBatch:
+    """What a frame's rows are in TIER_SCHEMA."""
+    count = len(offsets)
     columns = dict(zip(inner.schema.names, inner.columns, strict=True))
     columns["queue"] = _filled(pa.int32(), count, queue.to_bytes(4, "little", signed=True) * count)
     columns["offset"] = _filled(pa.int64(), count, np.arange(offsets.start, offsets.stop, dtype=np.int64))
-    columns["store_ts"] = _filled(TIMESTAMP, count, frame.store_ts.to_bytes(8, "little", signed=True) * count)
+    columns["store_ts"] = _filled(TIMESTAMP, count, store_ts.to_bytes(8, "little", signed=True) * count)
     nulls = _nulls(count) if count <= _FEW else [null.slice(0, count) for null in _nulls(_rounded(count))]
     return pa.RecordBatch.from_arrays(
         [columns.get(name, null) for name, null in zip(TIER_SCHEMA.names, nulls, strict=True)], schema=TIER_SCHEMA

@@ -1,0 +1,203 @@
+"""Few messages of a receive, from their frames into an Arrow answer without columns in between.
+
+Messages that come one by one are received one by one, and making columns of TIER_SCHEMA of one message, and a stream
+of those, took a seventh of what the service does for it. Few rows of frames that hold bodies alone differ from others
+like them in five columns of numbers and in the bodies: so a batch of so many rows is encoded once, with empty bodies,
+and each answer is a copy of it with its own numbers in their places.
+
+    stream   schema message with what stands beside | metadata, columns up to the bodies | bodies | the columns behind
+
+It says the same as `answers.arrow_stream`. JSON, msgpack and answers of several grants are made of columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from struct import pack, unpack_from
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from millpond.core.arrow import END_OF_STREAM
+from millpond.core.arrow_front import BUFFER, LONG, Places, aligned, places
+from millpond.core.frame import CODEC_NONE
+from millpond.core.gathered import Buffer
+from millpond.core.limits import KIB
+from millpond.core.schema import PAYLOAD_COLUMNS, TIER_SCHEMA
+from millpond.proxy.frames import opened, tier_rows
+from millpond.store.client import StoredFrame
+
+ROWS = 64
+"""No more are few; nor more bytes, which are better not copied."""
+BYTES = 64 * KIB
+
+ATTEMPT = pa.field("delivery_attempt", pa.int32(), nullable=False)
+RECEIVE_SCHEMA = TIER_SCHEMA.append(ATTEMPT)
+METADATA_KEY = b"millpond"
+_METADATA_LENGTHS = 64  # whose schema messages are kept
+_QUEUE, _OFFSET, _STORE_TS = 1, 3, 5  # buffers of the first columns: each has its validity before it
+
+
+class Part(NamedTuple):
+    """Rows of one frame: `bodies` is the frame's only column."""
+
+    bodies: pa.BinaryArray
+    offsets: range
+    store_ts: int
+
+
+@dataclass(frozen=True, slots=True)
+class FewRows:
+    """Few rows of one grant. `attempts` u32[n], `id_prefix`, `token` and `base` as in `answers.Rows`."""
+
+    parts: list[Part]
+    queue: int
+    attempts: npt.NDArray[np.uint32]
+    id_prefix: str
+    token: str
+    base: int
+
+    @property
+    def count(self) -> int:
+        return len(self.attempts)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.bodies.nbytes for part in self.parts)
+
+    def batch(self) -> pa.RecordBatch:
+        """As TIER_SCHEMA."""
+        batches = [
+            tier_rows(pa.RecordBatch.from_arrays([bodies], ["body"]), self.queue, offsets, store_ts)
+            for bodies, offsets, store_ts in self.parts
+        ]
+        return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+
+
+@dataclass(frozen=True, slots=True)
+class Few:
+    """Rows that are few, of one queue, in order."""
+
+    parts: list[Part]
+
+
+def few(frames: Sequence[StoredFrame], first: int, end: int) -> Few | None:
+    """The rows [first, end) of these frames, which follow each other; None when they are not few, or have more than
+    bodies. Raises Internal(corrupt_range)."""
+    if end - first > ROWS or sum(frame.payload_size for frame in frames) > BYTES:
+        return None
+    if any(frame.columns & PAYLOAD_COLUMNS or frame.codec != CODEC_NONE for frame in frames):
+        return None
+    parts = []
+    for frame in frames:
+        offsets = within(frame, first, end)
+        parts.append(Part(opened(frame, offsets).column(0), offsets, frame.store_ts))
+    return Few(parts)
+
+
+def within(frame: StoredFrame, first: int, end: int) -> range:
+    """Its offsets that are in [first, end)."""
+    return range(max(first, frame.first_offset), min(end, frame.first_offset + frame.count))
+
+
+def stream(rows: FewRows, metadata: bytes) -> list[Buffer]:
+    """An Arrow stream of one batch of RECEIVE_SCHEMA; `metadata`: what stands beside, as JSON."""
+    count = len(rows.attempts)
+    template = _template(count)
+    ends: list[int] = []
+    offsets: list[int] = []
+    times: list[int] = []
+    bodies: list[Buffer] = []
+    body_bytes = 0
+    for column, run, store_ts in rows.parts:
+        _, bounds_buffer, data = column.buffers()
+        bounds = unpack_from(f"<{len(run) + 1}i", bounds_buffer, 4 * column.offset)
+        start, stop = bounds[0], bounds[-1]
+        if stop > start:
+            bodies.append(data[start:stop])
+        ends += [bound - start + body_bytes for bound in bounds[:-1]]
+        offsets += run
+        times += [store_ts] * len(run)
+        body_bytes += stop - start
+    ends.append(body_bytes)
+    before, after = template.with_bodies(body_bytes)
+    template.put(before, _QUEUE, pack(f"<{count}i", *[rows.queue] * count))
+    template.put(before, _OFFSET, pack(f"<{count}q", *offsets))
+    template.put(before, _STORE_TS, pack(f"<{count}q", *times))
+    template.put(before, template.bodies - 1, pack(f"<{count + 1}i", *ends))
+    template.put_behind(after, rows.attempts.tobytes())
+    front, back = _schema_around(len(metadata))
+    return [b"".join((front, metadata, back)), before, *bodies, after, END_OF_STREAM]
+
+
+class _Template:
+    """An encoded batch of so many rows whose bodies are empty."""
+
+    def __init__(self, encoded: bytes, bodies: int) -> None:
+        """`bodies`: which of its buffers is that of the bodies."""
+        self.bodies = bodies
+        self._at: Places = places(encoded)
+        buffers = range(self._at.buffers, self._at.buffers + BUFFER.size * self._at.buffer_count, BUFFER.size)
+        self._buffers: list[tuple[int, int]] = [BUFFER.unpack_from(encoded, at) for at in buffers]
+        self._body_length = int(LONG.unpack_from(encoded, self._at.body_length)[0])
+        split = self._at.body + self._buffers[bodies][0]
+        self._before, self._after = encoded[:split], encoded[split:]
+
+    def with_bodies(self, body_bytes: int) -> tuple[bytearray, bytearray]:
+        """What stands before the bodies, whose metadata says that there are so many, and what stands behind them."""
+        before = bytearray(self._before)
+        more = aligned(body_bytes)
+        LONG.pack_into(before, self._at.body_length, self._body_length + more)
+        at = self._at.buffers + BUFFER.size * self.bodies
+        BUFFER.pack_into(before, at, self._buffers[self.bodies][0], body_bytes)
+        for offset, length in self._buffers[self.bodies + 1 :]:
+            at += BUFFER.size
+            BUFFER.pack_into(before, at, offset + more, length)
+        return before, bytearray(more - body_bytes) + self._after
+
+    def put(self, before: bytearray, buffer: int, values: bytes) -> None:
+        """The values of a column that stands before the bodies."""
+        offset, length = self._buffers[buffer]
+        assert len(values) == length, "as many as there are rows"
+        at = self._at.body + offset
+        before[at : at + length] = values
+
+    def put_behind(self, after: bytearray, values: bytes) -> None:
+        """Those of the last column."""
+        offset, length = self._buffers[-1]
+        assert len(values) == length, "as many as there are rows"
+        at = len(after) - self._body_length + offset
+        after[at : at + length] = values
+
+
+@lru_cache(ROWS)
+def _template(count: int) -> _Template:
+    """Which of its buffers is that of the bodies is seen by what differs when they have some bytes."""
+    empty, filled = (_encoded(count, body) for body in (b"", b"xxxxxxxx"))
+    at = places(empty)
+    lengths = [
+        [BUFFER.unpack_from(encoded, at.buffers + BUFFER.size * number)[1] for number in range(at.buffer_count)]
+        for encoded in (empty, filled)
+    ]
+    [bodies] = (number for number in range(at.buffer_count) if lengths[0][number] == 0 and lengths[1][number])
+    return _Template(empty, bodies)
+
+
+def _encoded(count: int, body: bytes) -> bytes:
+    bodies = pa.RecordBatch.from_arrays([pa.array([body] * count, pa.binary())], ["body"])
+    batch = tier_rows(bodies, 0, range(count), 0)
+    encoded: bytes = batch.append_column(ATTEMPT, pa.array([1] * count, pa.int32())).serialize().to_pybytes()
+    return encoded
+
+
+@lru_cache(_METADATA_LENGTHS)
+def _schema_around(length: int) -> tuple[bytes, bytes]:
+    """The schema message before and behind metadata of this length."""
+    mark = b"\x01" * length
+    message: bytes = RECEIVE_SCHEMA.with_metadata({METADATA_KEY: mark}).serialize().to_pybytes()
+    front, back = message.split(mark)
+    return front, back
