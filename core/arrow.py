@@ -47,6 +47,8 @@ _UNREADABLE = (pa.ArrowException, ValueError, OSError)  # what pyarrow raises fo
 _READ_OPTIONS = pa.ipc.IpcReadOptions(use_threads=False)
 _KNOWN_SCHEMAS = 256  # remembered, the last used; each of at most
 _KNOWN_BYTES = 4 * KIB
+_KNOWN_METADATA = 256  # of messages, likewise
+_KNOWN_METADATA_BYTES = KIB
 
 
 class _Broken(Exception):
@@ -123,10 +125,10 @@ def _scan(data: bytes | memoryview) -> Scanned:
     schema_message = bytes(data[: _PREFIX.size + max(0, min(metadata_bytes, ARROW_METADATA_BYTES))])
     schema = _schema(schema_message) if len(schema_message) > _KNOWN_BYTES else _known_schema(schema_message)
     messages: list[BatchMessage] = []
-    for frame in _frames(data, len(schema_message)):
+    for metadata, body in _framed(data, len(schema_message)):
         if len(messages) == ARROW_BATCHES:
             raise TooLarge("batch_too_large", f"more than {ARROW_BATCHES} record batches", limit=ARROW_BATCHES)
-        messages.append(_batch(data, frame))
+        messages.append(_batch(data, metadata, body))
     if sum(message.rows for message in messages if not message.dictionary) > BATCH_MESSAGES:
         raise TooLarge("batch_too_large", f"more than {BATCH_MESSAGES} messages", limit=BATCH_MESSAGES)
     if sum(message.decoded_bytes for message in messages) > DECODED_BYTES:
@@ -134,17 +136,8 @@ def _scan(data: bytes | memoryview) -> Scanned:
     return Scanned(data, schema, messages, schema_message)
 
 
-class _Frame(NamedTuple):
-    """One encapsulated message: its place, its kind, its header table, and its body's place."""
-
-    start: int
-    kind: int
-    header: _Table
-    body: int
-    end: int
-
-
-def _frames(data: bytes | memoryview, at: int = 0) -> Iterator[_Frame]:
+def _framed(data: bytes | memoryview, at: int = 0) -> Iterator[tuple[_Metadata, int]]:
+    """What each encapsulated message says, and where its body begins."""
     while at < len(data):
         continuation, metadata_bytes = _PREFIX.unpack_from(data, at)
         if continuation != _CONTINUATION:
@@ -157,41 +150,46 @@ def _frames(data: bytes | memoryview, at: int = 0) -> Iterator[_Frame]:
         if not 0 < metadata_bytes <= min(ARROW_METADATA_BYTES, len(data) - metadata_at) or metadata_bytes % 8:
             raise _Broken("a message's metadata has an impossible length")
         body = metadata_at + metadata_bytes
-        message = _root(bytes(data[metadata_at:body]))
-        body_bytes = message.long(3)
-        if not 0 <= body_bytes <= len(data) - body or body_bytes % 8:
+        text = bytes(data[metadata_at:body])
+        metadata = _metadata(text) if metadata_bytes > _KNOWN_METADATA_BYTES else _known_metadata(text)
+        if metadata.body_bytes > len(data) - body:
             raise _Broken("a message's body has an impossible length")
-        if message.short(0) != _V5:
-            raise _Broken("its metadata version is not V5")
-        yield _Frame(at, message.byte(1), message.table(2), body, body + body_bytes)
-        at = body + body_bytes
+        yield metadata, body
+        at = body + metadata.body_bytes
 
 
-@lru_cache(_KNOWN_SCHEMAS)
-def _known_schema(message: bytes) -> pa.Schema:
-    """Producers say the same schema each time."""
-    return _schema(message)
+class _Metadata(NamedTuple):
+    """Of one message: its length, framing included, its kind, the bytes of its body; and of a batch its rows, codec
+    and buffers, (offset, length) in the body."""
+
+    length: int
+    kind: int
+    body_bytes: int
+    little_endian: bool = True
+    rows: int = 0
+    codec: int = CODEC_NONE
+    buffers: tuple[tuple[int, int], ...] = ()
 
 
-def _schema(message: bytes) -> pa.Schema:
-    frame = next(_frames(message), None)
-    if frame is None or frame.kind != _SCHEMA:
-        raise _Broken("it does not begin with a schema")
-    if frame.header.short(0) != 0:
-        raise _Broken("its schema is big-endian")
-    try:
-        schema = pa.ipc.read_schema(pa.py_buffer(message))
-        _ = schema.names, [str(type_) for type_ in schema.types]  # raises when a name in it is not UTF-8
-        return schema
-    except _UNREADABLE as error:
-        raise _Broken(str(error)) from error
+@lru_cache(_KNOWN_METADATA)
+def _known_metadata(text: bytes) -> _Metadata:
+    """Batches of as many rows and bytes say the same each time."""
+    return _metadata(text)
 
 
-def _batch(data: bytes | memoryview, frame: _Frame) -> BatchMessage:
-    if frame.kind not in {_BATCH, _DICTIONARY}:
+def _metadata(text: bytes) -> _Metadata:
+    message = _root(text)
+    body_bytes = message.long(3)
+    if body_bytes < 0 or body_bytes % 8:
+        raise _Broken("a message's body has an impossible length")
+    if message.short(0) != _V5:
+        raise _Broken("its metadata version is not V5")
+    length, kind, header = _PREFIX.size + len(text), message.byte(1), message.table(2)
+    if kind == _SCHEMA:
+        return _Metadata(length, kind, body_bytes, header.short(0) == 0)
+    if kind not in {_BATCH, _DICTIONARY}:
         raise _Broken("a message is neither a record batch nor a dictionary")
-    dictionary = frame.kind == _DICTIONARY
-    table = frame.header.table(1) if dictionary else frame.header
+    table = header.table(1) if kind == _DICTIONARY else header
     rows = table.long(0)
     if not 0 <= rows < 2**31:
         raise _Broken("a batch has an impossible number of rows")
@@ -201,17 +199,46 @@ def _batch(data: bytes | memoryview, frame: _Frame) -> BatchMessage:
         if compression.byte(1) != 0 or compression.byte(0) not in _CODECS:
             raise _Broken("its compression is neither lz4 nor zstd by buffer")
         codec = _CODECS[compression.byte(0)]
-    decoded = _decoded_bytes(data, frame, table.pairs(2), codec)
-    return BatchMessage(frame.start, frame.end, rows, codec, decoded, dictionary)
+    buffers = table.pairs(2)
+    for offset, size in buffers:
+        if offset < 0 or size < 0 or offset % 8 or offset + size > body_bytes:
+            raise _Broken("a buffer lies outside its body")
+    return _Metadata(length, kind, body_bytes, True, rows, codec, tuple(buffers))
 
 
-def _decoded_bytes(data: bytes | memoryview, frame: _Frame, buffers: list[tuple[int, int]], codec: int) -> int:
+@lru_cache(_KNOWN_SCHEMAS)
+def _known_schema(message: bytes) -> pa.Schema:
+    """Producers say the same schema each time."""
+    return _schema(message)
+
+
+def _schema(message: bytes) -> pa.Schema:
+    metadata, _ = next(_framed(message), (None, 0))
+    if metadata is None or metadata.kind != _SCHEMA:
+        raise _Broken("it does not begin with a schema")
+    if not metadata.little_endian:
+        raise _Broken("its schema is big-endian")
+    try:
+        schema = pa.ipc.read_schema(pa.py_buffer(message))
+        _ = schema.names, [str(type_) for type_ in schema.types]  # raises when a name in it is not UTF-8
+        return schema
+    except _UNREADABLE as error:
+        raise _Broken(str(error)) from error
+
+
+def _batch(data: bytes | memoryview, metadata: _Metadata, body: int) -> BatchMessage:
+    if metadata.kind == _SCHEMA:
+        raise _Broken("a message is neither a record batch nor a dictionary")
+    start, end = body - metadata.length, body + metadata.body_bytes
+    decoded = _decoded_bytes(data, metadata, body)
+    return BatchMessage(start, end, metadata.rows, metadata.codec, decoded, metadata.kind == _DICTIONARY)
+
+
+def _decoded_bytes(data: bytes | memoryview, metadata: _Metadata, body: int) -> int:
     """What the buffers take once decoded; overlapping ones count each time, so that none can be multiplied."""
     total = 0
-    for offset, length in buffers:
-        if offset < 0 or length < 0 or offset % 8 or offset + length > frame.end - frame.body:
-            raise _Broken("a buffer lies outside its body")
-        total += _claimed(data, frame.body + offset, length) if codec and length else length
+    for offset, length in metadata.buffers:
+        total += _claimed(data, body + offset, length) if metadata.codec and length else length
     return total
 
 

@@ -77,6 +77,18 @@ def test_declared_sizes_are_believed_before_anything_is_decoded() -> None:
     assert caught.value.code == "batch_too_large"
 
 
+def test_remembered_metadata_is_not_believed_about_other_bytes() -> None:
+    """A batch that says the same as an earlier one is measured again: its body's length, and what its buffers claim."""
+    data = bytearray(stream(pa.record_batch({"body": pa.array([b"x" * 100_000])}), compression="zstd"))
+    message = scan(bytes(data)).messages[0]
+    with pytest.raises(BadRequest, match="impossible length"):
+        scan(bytes(data[: message.end - 8]))
+    claim = data.rindex(struct.pack("<q", 100_000))
+    data[claim : claim + 8] = struct.pack("<q", 1 << 30)
+    with pytest.raises(TooLarge):
+        scan(bytes(data))
+
+
 def test_a_negative_claim_is_malformed() -> None:
     """Only -1 has a meaning among negative sizes."""
     data = bytearray(stream(pa.record_batch({"body": pa.array([b"x" * 100_000])}), compression="zstd"))
