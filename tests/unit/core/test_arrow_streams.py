@@ -12,6 +12,7 @@ import pytest
 
 from millpond.core import limits
 from millpond.core.arrow import DECODED_BYTES, scan
+from millpond.core.arrow_front import BUFFER, places
 from millpond.core.errors import BadRequest, TooLarge
 from millpond.core.frame import CODEC_LZ4, CODEC_NONE, CODEC_ZSTD
 
@@ -86,6 +87,18 @@ def test_remembered_metadata_is_not_believed_about_other_bytes() -> None:
     claim = data.rindex(struct.pack("<q", 100_000))
     data[claim : claim + 8] = struct.pack("<q", 1 << 30)
     with pytest.raises(TooLarge):
+        scan(bytes(data))
+
+
+def test_a_buffer_outside_of_its_body_is_malformed() -> None:
+    """Before pyarrow sees it."""
+    data = bytearray(stream(BATCH))
+    message = scan(bytes(data)).messages[0]
+    at = places(data[message.start : message.end])
+    last = message.start + at.buffers + BUFFER.size * (at.buffer_count - 1)
+    offset, length = BUFFER.unpack_from(data, last)
+    BUFFER.pack_into(data, last, offset, length + 1_000)
+    with pytest.raises(BadRequest, match="outside its body"):
         scan(bytes(data))
 
 
