@@ -19,8 +19,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from millpond.core import limits
-from millpond.core.arrow import END_OF_STREAM
-from millpond.core.arrow_front import BUFFER, LONG, aligned, places
+from millpond.core.arrow import BUFFER, END_OF_STREAM, LONG, places
+from millpond.core.frame import aligned
 from millpond.core.gathered import Buffer
 from millpond.core.http.wire import Buffers
 from millpond.core.schema import columns_of, message_schema

@@ -186,7 +186,7 @@ def _metadata(text: bytes) -> _Metadata:
         raise _Broken("its metadata version is not V5")
     length, kind, header = _PREFIX.size + len(text), message.byte(1), message.table(2)
     if kind == _SCHEMA:
-        return _Metadata(length, kind, body_bytes, header.short(0) == 0)
+        return _Metadata(length, kind, body_bytes, little_endian=header.short(0) == 0)
     if kind not in {_BATCH, _DICTIONARY}:
         raise _Broken("a message is neither a record batch nor a dictionary")
     table = header.table(1) if kind == _DICTIONARY else header
@@ -203,7 +203,7 @@ def _metadata(text: bytes) -> _Metadata:
     for offset, size in buffers:
         if offset < 0 or size < 0 or offset % 8 or offset + size > body_bytes:
             raise _Broken("a buffer lies outside its body")
-    return _Metadata(length, kind, body_bytes, True, rows, codec, tuple(buffers))
+    return _Metadata(length, kind, body_bytes, rows=rows, codec=codec, buffers=buffers)
 
 
 @lru_cache(_KNOWN_SCHEMAS)
@@ -251,10 +251,34 @@ def _claimed(data: bytes | memoryview, at: int, length: int) -> int:
     return length - 8 if claimed == -1 else claimed
 
 
+# -- batches put together from a template --------------------------------------------------------------------
+
+LONG = struct.Struct("<q")
+BUFFER = struct.Struct("<qq")
+"""Of a record batch: offset in the body, length."""
+
+
+class Places(NamedTuple):
+    """Positions in an encoded record batch: of its body's length (i64), of the first of its `buffer_count` buffers, and
+    of its body."""
+
+    body_length: int
+    buffers: int
+    buffer_count: int
+    body: int
+
+
+def places(encoded: bytes | bytearray) -> Places:
+    """What differs between a batch that pyarrow has encoded with an empty column, and one with the real values."""
+    _, metadata_bytes = _PREFIX.unpack_from(encoded, 0)
+    message = _root(bytes(encoded[_PREFIX.size : _PREFIX.size + metadata_bytes]))
+    buffers, count = message.table(2).vector(2)
+    return Places(_PREFIX.size + message.place(3), _PREFIX.size + buffers, count, _PREFIX.size + metadata_bytes)
+
+
 # -- flatbuffers: just enough of them -------------------------------------------------------------------------
 
-_UINT, _INT, _LONG, _SHORT, _USHORT = (struct.Struct("<" + code) for code in "IiqhH")
-_PAIR = struct.Struct("<qq")
+_UINT, _INT, _SHORT, _USHORT = (struct.Struct("<" + code) for code in "IihH")
 _FIELDS = [struct.Struct(f"<{slots}H") for slots in range(8)]  # no table here has more fields that matter
 
 
@@ -283,7 +307,7 @@ class _Table:
 
     def long(self, slot: int) -> int:
         at = self._field(slot)
-        value: int = _LONG.unpack_from(self._data, at)[0] if at else 0
+        value: int = LONG.unpack_from(self._data, at)[0] if at else 0
         return value
 
     def short(self, slot: int) -> int:
@@ -307,16 +331,26 @@ class _Table:
             raise _Broken("its metadata lacks a part")
         return table
 
-    def pairs(self, slot: int) -> list[tuple[int, int]]:
-        """A vector of structs of two longs (FieldNode, Buffer)."""
+    def place(self, slot: int) -> int:
+        """Where a field that is there stands."""
+        at = self._field(slot)
+        assert at, "the field is there"
+        return at
+
+    def vector(self, slot: int) -> tuple[int, int]:
+        """Where a vector of structs of two longs (FieldNode, Buffer) begins, and how many there are."""
         at = self._field(slot)
         if not at:
-            return []
+            return 0, 0
         at += _UINT.unpack_from(self._data, at)[0]
         count: int = _UINT.unpack_from(self._data, at)[0]
-        if count > _BUFFERS or at + 4 + count * _PAIR.size > len(self._data):
+        if count > _BUFFERS or at + 4 + count * BUFFER.size > len(self._data):
             raise _Broken("its metadata lists too much")
-        return list(_PAIR.iter_unpack(self._data[at + 4 : at + 4 + count * _PAIR.size]))
+        return at + 4, count
+
+    def pairs(self, slot: int) -> tuple[tuple[int, int], ...]:
+        at, count = self.vector(slot)
+        return tuple(BUFFER.iter_unpack(self._data[at : at + count * BUFFER.size]))
 
 
 def _root(metadata: bytes) -> _Table:

@@ -22,9 +22,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from millpond.core.arrow import END_OF_STREAM
-from millpond.core.arrow_front import BUFFER, LONG, Places, aligned, places
-from millpond.core.frame import CODEC_NONE
+from millpond.core.arrow import BUFFER, END_OF_STREAM, LONG, Places, places
+from millpond.core.frame import CODEC_NONE, aligned
 from millpond.core.gathered import Buffer
 from millpond.core.limits import KIB
 from millpond.core.schema import PAYLOAD_COLUMNS, TIER_SCHEMA

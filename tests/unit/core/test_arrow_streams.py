@@ -11,8 +11,7 @@ import pyarrow as pa
 import pytest
 
 from millpond.core import limits
-from millpond.core.arrow import DECODED_BYTES, scan
-from millpond.core.arrow_front import BUFFER, places
+from millpond.core.arrow import BUFFER, DECODED_BYTES, places, scan
 from millpond.core.errors import BadRequest, TooLarge
 from millpond.core.frame import CODEC_LZ4, CODEC_NONE, CODEC_ZSTD
 
