@@ -23,7 +23,7 @@ from millpond.core.frame import CODEC_NONE
 from millpond.core.schema import KNOWN_COLUMNS, PAYLOAD_COLUMNS, TIER_SCHEMA, TIMESTAMP, message_schema
 from millpond.store.client import StoredFrame
 
-_FEW = 64  # rows of a frame whose missing columns are kept: what many small frames have in common
+FEW_ROWS = 64  # rows of a frame whose missing columns are kept: what many small frames have in common
 
 
 def decode(frame: StoredFrame, queue: int, offsets: range | None = None) -> pa.RecordBatch:
@@ -60,7 +60,7 @@ def tier_rows(inner: pa.RecordBatch, queue: int, offsets: range, store_ts: int) 
     columns["queue"] = _filled(pa.int32(), count, queue.to_bytes(4, "little", signed=True) * count)
     columns["offset"] = _filled(pa.int64(), count, np.arange(offsets.start, offsets.stop, dtype=np.int64))
     columns["store_ts"] = _filled(TIMESTAMP, count, store_ts.to_bytes(8, "little", signed=True) * count)
-    nulls = _nulls(count) if count <= _FEW else [null.slice(0, count) for null in _nulls(_rounded(count))]
+    nulls = _nulls(count) if count <= FEW_ROWS else [null.slice(0, count) for null in _nulls(_rounded(count))]
     return pa.RecordBatch.from_arrays(
         [columns.get(name, null) for name, null in zip(TIER_SCHEMA.names, nulls, strict=True)], schema=TIER_SCHEMA
     )
@@ -75,7 +75,7 @@ def _rounded(count: int) -> int:
     return 1 << (count - 1).bit_length()
 
 
-@lru_cache(_FEW + 16)
+@lru_cache(FEW_ROWS + 16)
 def _nulls(count: int) -> list[pa.Array]:
     """What a column that a frame does not have is for its rows."""
     return [pa.nulls(count, type_) for type_ in TIER_SCHEMA.types]

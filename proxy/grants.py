@@ -24,7 +24,6 @@ from millpond.metadata.client import GroupInfo, QueueInfo, TopicInfo
 from millpond.proxy import message_id, row_ranges
 from millpond.proxy.codec import few
 from millpond.proxy.codec.answers import Rows
-from millpond.proxy.codec.few import FewRows
 from millpond.proxy.parts import Parts
 from millpond.proxy.queue_lists import queue_ref
 from millpond.proxy.receipts import Lease
@@ -72,7 +71,7 @@ class Delivery:
     """What goes to the client. `reason`: why it is empty, or why rows that were granted are missing. `progress`:
     something was granted or claimed, also when nothing of it is for the client."""
 
-    rows: list[Rows | FewRows] = field(default_factory=list)
+    rows: list[Rows] = field(default_factory=list)
     receipts: list[Receipt] = field(default_factory=list)
     reason: str | None = None
     error: MillpondError | None = None
@@ -80,12 +79,12 @@ class Delivery:
 
     @property
     def count(self) -> int:
-        return sum(one.count for one in self.rows)
+        return sum(one.batch.num_rows for one in self.rows)
 
     @property
     def nbytes(self) -> int:
         """Adds up the buffers of all columns: dear beside a small answer."""
-        return sum(one.nbytes for one in self.rows)
+        return sum(one.batch.nbytes for one in self.rows)
 
 
 class _HeldRows(NamedTuple):
@@ -307,9 +306,9 @@ class Receiver:
     async def _deliver(self, delivery: Delivery, grant: Grant) -> None:
         """Get a grant's messages; rows that cannot be had go back, rows of another tag are skipped for good."""
         queue, offsets, tag = self._all.by_id[grant.queue_id], offsets_of(grant), self._wanted.tag
-        came = self._came_along(queue, grant, offsets) if tag is None else None
-        if came is not None:
-            await self._add(delivery, queue, grant, came, offsets)
+        batches = self._came_along(queue, grant, offsets) if tag is None else None
+        if batches is not None:
+            await self._add(delivery, queue, grant, batches, offsets)
             return
         cold = len(offsets) and offsets[0] < grant.local_offset
         room = self._wanted.max_bytes - (delivery.nbytes if cold else 0)
@@ -329,8 +328,9 @@ class Receiver:
             await self.held.part("skip", queue, grant, other)
         await self._add(delivery, queue, grant, batches, _offsets_in(batches))
 
-    def _came_along(self, queue: QueueInfo, grant: Grant, offsets: Offsets) -> list[pa.RecordBatch] | few.Few | None:
-        """The usual grant, a run of rows, from the frames that came with it. None when they do not hold it."""
+    def _came_along(self, queue: QueueInfo, grant: Grant, offsets: Offsets) -> list[pa.RecordBatch] | None:
+        """The usual grant, a run of rows, from the frames that came with it, `few.Few` where it can. None when they do
+        not hold it."""
         first, end = int(offsets[0]), int(offsets[-1]) + 1
         if not grant.frames or end - first != len(offsets) or grant.frames[0].first_offset > first:
             return None
@@ -343,9 +343,9 @@ class Receiver:
             return None
         group, frames = queue.spans[-1].store_group, self._parts.reader.frames
         try:
-            found = few.few(grant.frames, first, end)
+            found = few.few(grant.frames, queue.queue, first, end)
             if found is not None:
-                return found
+                return [found]
             return [frames.open(group, frame, queue.queue, few.within(frame, first, end)) for frame in grant.frames]
         except Internal:
             return None  # perhaps the tier has it
@@ -383,10 +383,10 @@ class Receiver:
         delivery: Delivery,
         queue: QueueInfo,
         grant: Grant,
-        found: Sequence[pa.RecordBatch] | few.Few,
+        batches: Sequence[pa.RecordBatch],
         delivered: Offsets,
     ) -> None:
-        """What was `found` goes to the client; `delivered` are its offsets, ascending, all of this grant."""
+        """`batches` go to the client; `delivered` are their offsets, ascending, all of this grant."""
         if not len(delivered):
             return
         granted = offsets_of(grant)
@@ -398,11 +398,8 @@ class Receiver:
         if len(delivered) < len(granted):
             attempts = attempts[np.searchsorted(granted, delivered)]
         prefix = message_id.prefix(queue, base)
-        if isinstance(found, few.Few):
-            delivery.rows.append(FewRows(found.parts, queue.queue, attempts, prefix, token, base))
-            found = ()
         at = 0
-        for batch in found:
+        for batch in batches:
             if batch.num_rows:
                 delivery.rows.append(Rows(batch, prefix, attempts[at : at + batch.num_rows], token, base))
                 at += batch.num_rows

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import repeat
 from typing import Any, Literal
@@ -33,7 +33,7 @@ from millpond.core.limits import ANSWER_COLUMN_BYTES, ANSWER_SLICE_BYTES, TURN_R
 from millpond.core.schema import TIER_SCHEMA
 from millpond.core.tier.rows import row_bytes
 from millpond.proxy.codec import few, json_columns
-from millpond.proxy.codec.few import METADATA_KEY, RECEIVE_SCHEMA, FewRows
+from millpond.proxy.codec.few import METADATA_KEY, RECEIVE_SCHEMA, Few
 
 JSON = "application/json"
 MSGPACK = "application/msgpack"
@@ -79,8 +79,8 @@ class MessageOut(msgspec.Struct, frozen=True, gc=False):
 class Rows:
     """Messages of one queue and, in a receive, of one grant.
 
-    `batch`: TIER_SCHEMA. `id_prefix`: what their message ids start with. `attempts` u32[n]; `token` and `base`: a
-    row's lease id is `token.(offset - base)`.
+    `batch`: TIER_SCHEMA; of a receive also `Few`, until it is encoded. `id_prefix`: what their message ids start with.
+    `attempts` u32[n]; `token` and `base`: a row's lease id is `token.(offset - base)`.
     """
 
     batch: pa.RecordBatch
@@ -89,31 +89,18 @@ class Rows:
     token: str = ""
     base: int = 0
 
-    @property
-    def count(self) -> int:
-        return int(self.batch.num_rows)
-
-    @property
-    def nbytes(self) -> int:
-        """Adds up the buffers of all columns: dear beside a small answer."""
-        return int(self.batch.nbytes)
-
     def part(self, first: int, count: int) -> Rows:
         attempts = None if self.attempts is None else self.attempts[first : first + count]
         return Rows(self.batch.slice(first, count), self.id_prefix, attempts, self.token, self.base)
 
 
-def _columns(rows: FewRows) -> Rows:
-    return Rows(rows.batch(), rows.id_prefix, rows.attempts, rows.token, rows.base)
-
-
-async def encode(
-    media_type: str, topic: str, found: Sequence[Rows | FewRows], beside: Mapping[str, Any]
-) -> list[Buffer]:
-    """The whole answer, in pieces that follow each other: `found` as messages, and the fields of `beside`."""
-    if media_type == ARROW and len(found) == 1 and isinstance(found[0], FewRows):
-        return few.stream(found[0], _json.encode({"topic": topic, **beside}))
-    rows = [_columns(one) if isinstance(one, FewRows) else one for one in found]
+async def encode(media_type: str, topic: str, rows: Sequence[Rows], beside: Mapping[str, Any]) -> list[Buffer]:
+    """The whole answer, in pieces that follow each other: `rows` as messages, and the fields of `beside`."""
+    if media_type == ARROW and len(rows) == 1 and isinstance(rows[0].batch, Few):
+        [one] = rows
+        assert one.attempts is not None
+        return few.stream(one.batch, one.attempts, _json.encode({"topic": topic, **beside}))
+    rows = [replace(one, batch=one.batch.batch()) if isinstance(one.batch, Few) else one for one in rows]
     if media_type == ARROW:
         return await arrow_stream(rows, {"topic": topic, **beside})
     if media_type == MSGPACK:

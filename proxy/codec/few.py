@@ -27,12 +27,11 @@ from millpond.core.frame import CODEC_NONE, aligned
 from millpond.core.gathered import Buffer
 from millpond.core.limits import KIB
 from millpond.core.schema import PAYLOAD_COLUMNS, TIER_SCHEMA
-from millpond.proxy.frames import opened, tier_rows
+from millpond.proxy.frames import FEW_ROWS, opened, tier_rows
 from millpond.store.client import StoredFrame
 
-ROWS = 64
-"""No more are few; nor more bytes, which are better not copied."""
 BYTES = 64 * KIB
+"""More are not few."""
 
 ATTEMPT = pa.field("delivery_attempt", pa.int32(), nullable=False)
 RECEIVE_SCHEMA = TIER_SCHEMA.append(ATTEMPT)
@@ -50,19 +49,15 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class FewRows:
-    """Few rows of one grant. `attempts` u32[n], `id_prefix`, `token` and `base` as in `answers.Rows`."""
+class Few:
+    """Few rows of one queue, in order, which stand for a batch until it is known what is to become of them."""
 
     parts: list[Part]
     queue: int
-    attempts: npt.NDArray[np.uint32]
-    id_prefix: str
-    token: str
-    base: int
 
     @property
-    def count(self) -> int:
-        return len(self.attempts)
+    def num_rows(self) -> int:
+        return sum(len(part.offsets) for part in self.parts)
 
     @property
     def nbytes(self) -> int:
@@ -77,17 +72,10 @@ class FewRows:
         return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 
-@dataclass(frozen=True, slots=True)
-class Few:
-    """Rows that are few, of one queue, in order."""
-
-    parts: list[Part]
-
-
-def few(frames: Sequence[StoredFrame], first: int, end: int) -> Few | None:
+def few(frames: Sequence[StoredFrame], queue: int, first: int, end: int) -> Few | None:
     """The rows [first, end) of these frames, which follow each other; None when they are not few, or have more than
-    bodies. Raises Internal(corrupt_range)."""
-    if end - first > ROWS or sum(frame.payload_size for frame in frames) > BYTES:
+    bodies. `queue`: its number in the topic. Raises Internal(corrupt_range)."""
+    if end - first > FEW_ROWS or sum(frame.payload_size for frame in frames) > BYTES:
         return None
     if any(frame.columns & PAYLOAD_COLUMNS or frame.codec != CODEC_NONE for frame in frames):
         return None
@@ -95,7 +83,7 @@ def few(frames: Sequence[StoredFrame], first: int, end: int) -> Few | None:
     for frame in frames:
         offsets = within(frame, first, end)
         parts.append(Part(opened(frame, offsets).column(0), offsets, frame.store_ts))
-    return Few(parts)
+    return Few(parts, queue)
 
 
 def within(frame: StoredFrame, first: int, end: int) -> range:
@@ -103,9 +91,9 @@ def within(frame: StoredFrame, first: int, end: int) -> range:
     return range(max(first, frame.first_offset), min(end, frame.first_offset + frame.count))
 
 
-def stream(rows: FewRows, metadata: bytes) -> list[Buffer]:
-    """An Arrow stream of one batch of RECEIVE_SCHEMA; `metadata`: what stands beside, as JSON."""
-    count = len(rows.attempts)
+def stream(rows: Few, attempts: npt.NDArray[np.uint32], metadata: bytes) -> list[Buffer]:
+    """An Arrow stream of one batch of RECEIVE_SCHEMA; `attempts` u32[n]; `metadata`: what stands beside, as JSON."""
+    count = len(attempts)
     template = _template(count)
     ends: list[int] = []
     offsets: list[int] = []
@@ -128,7 +116,7 @@ def stream(rows: FewRows, metadata: bytes) -> list[Buffer]:
     template.put(before, _OFFSET, pack(f"<{count}q", *offsets))
     template.put(before, _STORE_TS, pack(f"<{count}q", *times))
     template.put(before, template.bodies - 1, pack(f"<{count + 1}i", *ends))
-    template.put_behind(after, rows.attempts.tobytes())
+    template.put_behind(after, attempts.tobytes())
     front, back = _schema_around(len(metadata))
     return [b"".join((front, metadata, back)), before, *bodies, after, END_OF_STREAM]
 
@@ -173,7 +161,7 @@ class _Template:
         after[at : at + length] = values
 
 
-@lru_cache(ROWS)
+@lru_cache(FEW_ROWS)
 def _template(count: int) -> _Template:
     """Which of its buffers is that of the bodies is seen by what differs when they have some bytes."""
     empty, filled = (_encoded(count, body) for body in (b"", b"xxxxxxxx"))

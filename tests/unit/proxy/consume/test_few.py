@@ -13,7 +13,6 @@ from millpond.core.errors import Internal
 from millpond.core.schema import message_schema
 from millpond.proxy.codec import answers, few
 from millpond.proxy.codec.answers import Rows
-from millpond.proxy.codec.few import FewRows
 from millpond.proxy.frames import decode
 from millpond.store.client import ReceiveResult, StoredFrame
 
@@ -28,24 +27,21 @@ def plain(first: int, bodies: list[bytes], store_ts: int = 1_000) -> StoredFrame
     )
 
 
-def rows_of(frames: list[StoredFrame], first: int, end: int) -> tuple[FewRows, Rows]:
+def rows_of(frames: list[StoredFrame], first: int, end: int) -> tuple[Rows, Rows]:
     """The same rows both ways."""
-    found = few.few(frames, first, end)
+    found = few.few(frames, 3, first, end)
     assert found is not None
+    assert found.num_rows == end - first
     attempts = np.arange(1, end - first + 1, dtype=np.uint32)
     batch = pa.concat_batches([decode(frame, 3, few.within(frame, first, end)) for frame in frames])
-    common = (attempts, "a-11-", "token", first)
-    return (
-        FewRows(found.parts, 3, *common),
-        Rows(batch, common[1], attempts, common[2], first),
-    )
+    return Rows(found, "a-11-", attempts, "token", first), Rows(batch, "a-11-", attempts, "token", first)
 
 
-async def encoded(media_type: str, *rows: Rows | FewRows) -> bytes:
+async def encoded(media_type: str, *rows: Rows) -> bytes:
     return b"".join(await answers.encode(media_type, "orders", rows, BESIDE))
 
 
-async def table_of(rows: Rows | FewRows) -> pa.Table:
+async def table_of(rows: Rows) -> pa.Table:
     return pa.ipc.open_stream(await encoded(answers.ARROW, rows)).read_all()
 
 
@@ -92,11 +88,11 @@ async def test_other_forms_and_several_grants_say_the_same(media_type: str) -> N
 
 def test_rows_that_are_many_large_or_have_more_than_bodies_are_not_few(frame: Any) -> None:
     """Columns are made of these."""
-    assert few.few([plain(0, [b"x"] * 64)], 0, 64) is not None
-    assert few.few([plain(0, [b"x"] * 65)], 0, 65) is None
-    assert few.few([plain(0, [b"x" * few.BYTES])], 0, 1) is None
-    assert few.few([frame(0, [b"x"], keys=[b"k"])], 0, 1) is None
-    assert few.few([plain(0, [b"x"]), frame(1, [b"x"], codec="zstd")], 0, 2) is None
+    assert few.few([plain(0, [b"x"] * 64)], 3, 0, 64) is not None
+    assert few.few([plain(0, [b"x"] * 65)], 3, 0, 65) is None
+    assert few.few([plain(0, [b"x" * few.BYTES])], 3, 0, 1) is None
+    assert few.few([frame(0, [b"x"], keys=[b"k"])], 3, 0, 1) is None
+    assert few.few([plain(0, [b"x"]), frame(1, [b"x"], codec="zstd")], 3, 0, 2) is None
 
 
 def test_a_frame_that_does_not_open_says_so() -> None:
@@ -104,7 +100,7 @@ def test_a_frame_that_does_not_open_says_so() -> None:
     broken = plain(0, [b"x"])
     longer = StoredFrame(11, 8, 0, 2, 0, 0, 1, broken.payload_size, broken.sidecar, broken.payload)
     with pytest.raises(Internal, match="has 1 rows"):
-        few.few([longer], 0, 2)
+        few.few([longer], 3, 0, 2)
 
 
 async def test_a_receive_answers_them(world: Any, granted: Any) -> None:
