@@ -15,7 +15,6 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, NamedTuple, TypeAlias
 
-from millpond.core.errors import MillpondError
 from millpond.core.gathered import Buffer
 from millpond.core.http.call import PartsT, Principal
 
@@ -42,12 +41,12 @@ Encoded: TypeAlias = bytes | list[Buffer]
 
 
 class Prompt(NamedTuple):
-    """Work under way. `encode` makes the body (of `media_type`, status 200) of the future's result, unless that is an
-    error. `waits`: a long poll, whose future is cancelled when the client goes away or the listener stops; other work
-    goes on. `lost` is called when there is a result and nobody to take it."""
+    """Work under way. `encode` makes the body (of `media_type`, status 200) of the future's result, or raises. `waits`:
+    a long poll, whose future is cancelled when the client goes away or the listener stops; other work goes on. `lost`
+    is called when there is a result and nobody to take it."""
 
     future: asyncio.Future[Any]
-    encode: Callable[[Any], Encoded | MillpondError]
+    encode: Callable[[Any], Encoded]
     media_type: str
     waits: bool = False
     lost: Callable[[], None] | None = None

@@ -15,8 +15,9 @@ queues) than at first may have been written in queues that had not seen the key.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -25,7 +26,7 @@ from aiohttp import web
 from millpond.core import arrow as core_arrow
 from millpond.core.errors import BadRequest, MillpondError, Unprocessable, UnsupportedMedia, from_info
 from millpond.core.hashing import dedup_hash, hash_bytes, hash_text
-from millpond.core.http.call import media_type_of
+from millpond.core.http.call import Body, media_type_of
 from millpond.core.http.prompt import Prompt, PromptCall
 from millpond.core.http.routing import Route
 from millpond.core.http.whole import whole
@@ -46,57 +47,86 @@ from millpond.proxy.codec.placed import (
 )
 from millpond.proxy.counters import Counters
 from millpond.proxy.encode import Split, no_queue, split, sticky_queue
-from millpond.proxy.frame_plan import PlacedSingle
+from millpond.proxy.frame_plan import Placed, PlacedRun, PlacedSingle
 from millpond.proxy.incoming import Incoming, Request, Session, Single, gather
 from millpond.proxy.parts import Parts, ProxyCall
 
 JSON, MSGPACK, ARROW = json.MEDIA_TYPE, msgpack.MEDIA_TYPE, arrow.MEDIA_TYPE
 _IN_HEADERS = ("queue", "producer", "key", "tag", "dedup-id", "born-ts")  # raw bodies; the first two also Arrow
-_ANY_OR_JSON = {"*/*", JSON}
-PROMPT_JSON_BYTES = 4_096  # more may well be several messages, which would be decoded twice
+_ANSWERS = {JSON, ARROW, MSGPACK}
 _msgpack_encoder = msgspec.msgpack.Encoder()
 _json_encoder = msgspec.json.Encoder()
 
 
+class _Asked(NamedTuple):
+    """What the headers say of a request. `accepted`: the answer's media type; `minimal`: by ranges; `found`: its
+    `Millpond-*` headers."""
+
+    media: str
+    found: dict[str, str]
+    accepted: str
+    minimal: bool
+    idempotency_key: str | None
+
+
 async def produce(call: ProxyCall) -> web.StreamResponse:
-    parts = call.parts
     tenant, name = call.principal.tenant, call.params["topic"]
-    topic = parts.catalog.known_topic(tenant, name) or await parts.catalog.topic(tenant, check_name("topic", name))
-    accepted = call.accepts(JSON, ARROW, MSGPACK)
-    headers = call.request.headers
-    minimal = accepted == ARROW or "return=minimal" in headers.get("Prefer", "")
-    idempotency_key = _idempotency_key(headers.get("Idempotency-Key"))
-    request, queue = await _decode(call)
-    if request.single is not None and not minimal and queue is None:
-        return await _one(call, topic, request.single, idempotency_key, accepted)
-    batch = request.batch if request.batch is not None else _alone(request.single)
-    count, errors, placed = await _many(parts, topic, batch, request.session, queue, idempotency_key, minimal)
-    parts.counters.add("produced_messages_total", count)
-    return _answer(call, count, errors, placed, accepted, minimal)
+    catalog = call.parts.catalog
+    topic = catalog.known_topic(tenant, name) or await catalog.topic(tenant, check_name("topic", name))
+    asked = _asked(call.request.headers, call.media_type, call.accepts(JSON, ARROW, MSGPACK))
+    work = _begin(call.parts, topic, asked, await call.body(_body_bytes(asked.media)))
+    answer = work.encode(await work.future)
+    assert isinstance(answer, bytes)
+    return whole(call.request, answer, work.media_type)
 
 
-async def _decode(call: ProxyCall) -> tuple[Request, int | None]:
-    """The request, and the queue its header names for all of it (Arrow)."""
-    media = call.media_type
-    found = raw.millpond_headers(call.request.headers)
+def prompt(call: PromptCall[Parts]) -> Prompt | None:
+    """A request for a known topic that has come as a whole."""
+    headers, parts = call.headers, call.parts
+    accepted = headers.get("Accept", "*/*")
+    accepted = JSON if accepted == "*/*" else accepted
+    if accepted not in _ANSWERS or "Content-Encoding" in headers:
+        return None
+    topic = parts.catalog.known_topic(call.principal.tenant, call.params["topic"])
+    if topic is None:
+        return None
+    return _begin(parts, topic, _asked(headers, media_type_of(headers), accepted), call.body)
+
+
+def _asked(headers: Mapping[str, str], media: str, accepted: str) -> _Asked:
+    found = raw.millpond_headers(headers)
     if media in {JSON, MSGPACK}:
         misplaced = [name for name in found if name in _IN_HEADERS or name.startswith("property-")]
         if misplaced:
             raise BadRequest.field(f"Millpond-{misplaced[0].title()}", "no such header here: it stands in the body")
-        body = await call.body(BATCH_BYTES)
-        return (json if media == JSON else msgpack).decode(body), None
-    if media == ARROW:
-        body = await call.body(core_arrow.DECODED_BYTES)
-        queue = raw.number("queue", found["queue"]) if "queue" in found else None
-        return Request(None, arrow.decode(body), raw.session_of(found)), queue
-    if media.startswith("application/cloudevents"):
+    elif media.startswith("application/cloudevents"):
         raise UnsupportedMedia("unsupported_media_type", "Content-Type: CloudEvents are not taken yet")
-    return raw.decode(bytes(await call.body(BATCH_BYTES)), found), None
+    minimal = accepted == ARROW or "return=minimal" in headers.get("Prefer", "")
+    key = headers.get("Idempotency-Key")
+    return _Asked(media, found, accepted, minimal, None if key is None else _checked_key(key))
 
 
-def _idempotency_key(key: str | None) -> str | None:
-    if key is None:
-        return None
+def _body_bytes(media: str) -> int:
+    return core_arrow.DECODED_BYTES if media == ARROW else BATCH_BYTES
+
+
+def _begin(parts: Parts, topic: TopicInfo, asked: _Asked, body: Body) -> Prompt:
+    """Decode the request and put its messages on their way; or raise, and nothing is on its way."""
+    media, found, queue = asked.media, asked.found, None
+    if media == ARROW:
+        queue = raw.number("queue", found["queue"]) if "queue" in found else None  # of all its messages
+        request = Request(None, arrow.decode(body), raw.session_of(found))
+    elif media in {JSON, MSGPACK}:
+        request = (json if media == JSON else msgpack).decode(body)
+    else:
+        request = raw.decode(bytes(body), found)
+    if request.single is not None and not asked.minimal:
+        return _one(parts, topic, request.single, asked)
+    batch = request.batch if request.batch is not None else _alone(request.single)
+    return _many(parts, topic, batch, request.session, queue, asked)
+
+
+def _checked_key(key: str) -> str:
     if not (key.isascii() and key.isprintable() and 1 <= len(key) <= DEDUP_ID_BYTES - 6):  # leaves room for "/9999"
         raise BadRequest.field("Idempotency-Key", f"1 to {DEDUP_ID_BYTES - 6} printable ASCII characters")
     return key
@@ -105,64 +135,21 @@ def _idempotency_key(key: str | None) -> str | None:
 # -- one message ----------------------------------------------------------------------------------------------
 
 
-def prompt(call: PromptCall[Parts]) -> Prompt | None:
-    """One message to a known topic, answered with its result in JSON: the call that is made most often."""
-    headers, parts = call.headers, call.parts
-    if headers.get("Accept", "*/*") not in _ANY_OR_JSON or "Prefer" in headers or "Idempotency-Key" in headers:
-        return None
-    topic = parts.catalog.known_topic(call.principal.tenant, call.params["topic"])
-    if topic is None or "Content-Encoding" in headers:
-        return None
-    media = media_type_of(headers)
-    found = raw.millpond_headers(headers)
-    if media == JSON:
-        if found or len(call.body) > PROMPT_JSON_BYTES:
-            return None
-        request = json.decode(call.body)
-    elif media in {MSGPACK, ARROW} or media.startswith("application/cloudevents"):
-        return None
-    else:
-        request = raw.decode(call.body, found)
-    if request.single is None:
-        return None
-    queue, future = _send_one(parts, topic, request.single, None)
-    return Prompt(future, partial(_prompt_answer, parts.counters, queue), JSON)
-
-
-def _prompt_answer(counters: Counters, queue: QueueInfo, placed: PlacedSingle | MillpondError) -> bytes | MillpondError:
-    if isinstance(placed, MillpondError):
-        return placed
-    counters.add("produced_messages_total")
-    return _json_encoder.encode(ProduceResults([result_of(queue, placed)]))
-
-
-async def _one(
-    call: ProxyCall, topic: TopicInfo, single: Single, idempotency_key: str | None, accepted: str
-) -> web.StreamResponse:
-    queue, future = _send_one(call.parts, topic, single, idempotency_key)
-    placed = await future
-    if isinstance(placed, MillpondError):
-        raise from_info(placed.info())  # one error may be many requests'; each raises its own
-    call.parts.counters.add("produced_messages_total")
-    return _encoded(call, ProduceResults([result_of(queue, placed)]), accepted)
-
-
-def _send_one(
-    parts: Parts, topic: TopicInfo, single: Single, idempotency_key: str | None
-) -> tuple[QueueInfo, asyncio.Future[PlacedSingle | MillpondError]]:
+def _one(parts: Parts, topic: TopicInfo, single: Single, asked: _Asked) -> Prompt:
     """Check the message, choose its queue and hand it to the coalescer."""
+    idempotency_key, accepted = asked.idempotency_key, asked.accepted
     if idempotency_key is not None:
         if single.dedup_id is not None:
             raise _two_ids()
         single = single._replace(dedup_id=f"{idempotency_key}/0")
-    body, key, tag, properties, born_ts, dedup_id, asked = single
+    body, key, tag, properties, born_ts, dedup_id, wanted = single
     size = len(body) if isinstance(body, bytes) or body.isascii() else len(body.encode())
     check_single(size, topic.settings.max_message_bytes, key, tag, properties, born_ts, dedup_id)
     key_hash = 0 if key is None else hash_bytes(key if isinstance(key, bytes) else key.encode())
     dedup = None if dedup_id is None else dedup_hash(dedup_id)
     queues = len(topic.queues)
-    if asked is not None:
-        number = _checked_queue("queue", asked, queues)
+    if wanted is not None:
+        number = _checked_queue("queue", wanted, queues)
     elif key_hash:
         number = key_hash % queues
     elif dedup is not None:
@@ -172,7 +159,15 @@ def _send_one(
         number = sticky_queue(parts.clock, topic.topic_id, queues)
     queue = topic.queues[number]
     tag_hash = 0 if tag is None else hash_text(tag)
-    return queue, parts.coalescer.send_single(topic, queue, single, key_hash, tag_hash, dedup)
+    future = parts.coalescer.send_single(topic, queue, single, key_hash, tag_hash, dedup)
+    return Prompt(future, partial(_one_answer, parts.counters, queue, accepted), accepted)
+
+
+def _one_answer(counters: Counters, queue: QueueInfo, accepted: str, placed: PlacedSingle | MillpondError) -> bytes:
+    if isinstance(placed, MillpondError):
+        raise from_info(placed.info())  # one error may be many requests'; each raises its own
+    counters.add("produced_messages_total")
+    return _encoded(ProduceResults([result_of(queue, placed)]), accepted)
 
 
 def _checked_queue(field: str, number: int, queues: int) -> int:
@@ -195,34 +190,28 @@ def _alone(single: Single | None) -> Incoming:
     return gather((body,), *((value,) for value in others))
 
 
-async def _many(
-    parts: Parts,
-    topic: TopicInfo,
-    batch: Incoming,
-    session: Session | None,
-    queue: int | None,
-    idempotency_key: str | None,
-    minimal: bool,
-) -> tuple[int, dict[int, MillpondError], list[QueuePlaced]]:
-    """Send a batch: (messages, refused before sending, what became of the others by queue)."""
-    count, queues = batch.batch.num_rows, len(topic.queues)
+def _many(
+    parts: Parts, topic: TopicInfo, batch: Incoming, session: Session | None, queue: int | None, asked: _Asked
+) -> Prompt:
+    """Part the batch by queue and send it."""
+    count, queues, key = batch.batch.num_rows, len(topic.queues), asked.idempotency_key
     if queue is not None:
         _checked_queue("Millpond-Queue", queue, queues)
         if batch.queues is not None:
             raise BadRequest.field("queue", "no such column beside a Millpond-Queue header")
     if session is not None:
-        queue = _session_queue(session, batch, queue, queues, idempotency_key)
-    if idempotency_key is not None:
+        queue = _session_queue(session, batch, queue, queues, key)
+    if key is not None:
         if batch.dedup_ids is not None:
             raise _two_ids()
-        batch.dedup_ids = pa.array([f"{idempotency_key}/{row}" for row in range(count)], pa.string())
-    hashed = None if idempotency_key is None else int.from_bytes(dedup_hash(idempotency_key)[:4], "little")
+        batch.dedup_ids = pa.array([f"{key}/{row}" for row in range(count)], pa.string())
+    hashed = None if key is None else int.from_bytes(dedup_hash(key)[:4], "little")
     sticky = sticky_queue(parts.clock, topic.topic_id, queues)
     shares = split(batch, queues, topic.settings.max_message_bytes, sticky, parts.random, queue, hashed)
-    if shares.errors and (minimal or session is not None or not shares):
+    if shares.errors and (asked.minimal or session is not None or not shares):
         raise _first(shares.errors)
-    placed = await _send(parts, topic, shares, session, idempotency_key is not None)
-    return count, shares.errors, placed
+    sent = _send(parts, topic, shares, session, key is not None)
+    return Prompt(sent, partial(_answer, parts.counters, topic, count, shares, asked), asked.accepted)
 
 
 def _session_queue(
@@ -236,20 +225,15 @@ def _session_queue(
     return _checked_queue("producer.queue", session.queue, queues)
 
 
-async def _send(
+def _send(
     parts: Parts, topic: TopicInfo, shares: Split, session: Session | None, idempotent: bool
-) -> list[QueuePlaced]:
+) -> asyncio.Future[Any]:
+    """What became of the only share, or of each. Raises nothing: some may be on their way."""
     futures = []
     for number, _, rows in shares:
         part = None if session is None else session.part(len(rows))
         futures.append(parts.coalescer.send_batch(topic, topic.queues[number], rows, part, idempotent))
-    answers = [await futures[0]] if len(futures) == 1 else await asyncio.gather(*futures)
-    placed = [QueuePlaced(topic.queues[share[0]], share[1], one) for share, one in zip(shares, answers, strict=True)]
-    mismatched = [error for one in answers for error in one.errors.values() if isinstance(error, Unprocessable)]
-    if idempotent and mismatched:
-        detail = "Idempotency-Key: it was used for another request within the topic's dedup window"
-        raise Unprocessable("dedup_mismatch", detail)
-    return placed
+    return futures[0] if len(futures) == 1 else asyncio.gather(*futures)
 
 
 def _first(errors: dict[int, MillpondError]) -> MillpondError:
@@ -264,34 +248,41 @@ def _first(errors: dict[int, MillpondError]) -> MillpondError:
 
 
 def _answer(
-    call: ProxyCall,
+    counters: Counters,
+    topic: TopicInfo,
     count: int,
-    errors: dict[int, MillpondError],
-    placed: list[QueuePlaced],
-    accepted: str,
-    minimal: bool,
-) -> web.StreamResponse:
+    shares: Split,
+    asked: _Asked,
+    answered: Any,
+) -> bytes:
+    """What became of `count` messages; `answered` is the result of `_send`."""
+    answers: list[Placed | PlacedRun] = [answered] if len(shares) == 1 else answered
+    placed = [QueuePlaced(topic.queues[share[0]], share[1], one) for share, one in zip(shares, answers, strict=True)]
     failed = [error for part in placed for error in part.placed.errors.values()]
-    if len(failed) + len(errors) == count:
-        raise from_info(failed[0].info())  # nothing was accepted (all refused before sending was raised earlier)
-    if not minimal or (failed and accepted != ARROW):
-        text = results_json(placed) if accepted == JSON else None
-        if text is not None:
-            return whole(call.request, text, JSON)
-        return _encoded(call, ProduceResults(results(count, errors, placed)), accepted)
+    if asked.idempotency_key is not None and any(isinstance(error, Unprocessable) for error in failed):
+        detail = "Idempotency-Key: it was used for another request within the topic's dedup window"
+        raise Unprocessable("dedup_mismatch", detail)
+    accepted = count - len(failed) - len(shares.errors)
+    counters.add("produced_messages_total", accepted)
+    if not accepted:
+        raise from_info(failed[0].info())  # all refused before sending was raised earlier
+    if not asked.minimal or (failed and asked.accepted != ARROW):
+        text = results_json(placed) if asked.accepted == JSON else None
+        return text or _encoded(ProduceResults(results(count, shares.errors, placed)), asked.accepted)
     found = ranges(placed)
     if failed:
         info = failed[0].info()
         extra: dict[str, Any] = {**info.extra, "ranges": msgspec.to_builtins(found)}
         raise from_info(msgspec.structs.replace(info, extra=extra))
-    if accepted == ARROW:
-        return whole(call.request, ranges_table(found).to_pybytes(), ARROW)
-    return _encoded(call, ProduceRanges(found), accepted)
+    if asked.accepted == ARROW:
+        table: bytes = ranges_table(found).to_pybytes()
+        return table
+    return _encoded(ProduceRanges(found), asked.accepted)
 
 
-def _encoded(call: ProxyCall, value: ProduceResults | ProduceRanges, accepted: str) -> web.StreamResponse:
+def _encoded(value: ProduceResults | ProduceRanges, accepted: str) -> bytes:
     encoder = _msgpack_encoder if accepted == MSGPACK else _json_encoder
-    return whole(call.request, encoder.encode(value), accepted)
+    return encoder.encode(value)
 
 
 ROUTES = [

@@ -40,8 +40,10 @@ class Desk:
     def _lose(self) -> None:
         self.lost += 1
 
-    def _encode(self, result: object) -> Encoded | MillpondError:
-        if isinstance(result, MillpondError | list):
+    def _encode(self, result: object) -> Encoded:
+        if isinstance(result, MillpondError):
+            raise result
+        if isinstance(result, list):
             return result
         assert isinstance(result, bytes), "a bug"
         return b"prompt " + result

@@ -8,6 +8,8 @@ import base64
 import io
 import json
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,16 +18,19 @@ import msgspec
 import pyarrow as pa
 import pytest
 import yarl
+from aiohttp import web
 
 from millpond.core import limits
 from millpond.core.clock import SystemClock, SystemRandom
-from millpond.core.errors import ErrorInfo, NotFound
+from millpond.core.errors import ErrorInfo, NotFound, Unavailable
 from millpond.core.hashing import hash_bytes
-from millpond.core.http.routing import Router
+from millpond.core.http.prompt import PROMPT_BYTES
+from millpond.core.http.routing import Route, Router
 from millpond.core.http.server import HttpServer
 from millpond.metadata.client import Principal, TopicInfo
 from millpond.proxy.coalesce import Coalescer
 from millpond.proxy.counters import Counters
+from millpond.proxy.parts import ProxyCall
 from millpond.proxy.routes.produce import ROUTES
 from millpond.store.client import AppendOutcome, Duplicate
 
@@ -36,11 +41,13 @@ PRINCIPAL = Principal(1, "default", "k", ["produce"])
 
 
 class Topics:
-    def __init__(self) -> None:
+    def __init__(self, prompt: bool) -> None:
+        """`prompt` False: no topic is known without asking, so every request goes the usual way."""
         self.known = {"orders": topic_of(4, max_message_bytes=1_000), "one": topic_of(1)}
+        self.prompt = prompt
 
     def known_topic(self, tenant: str, name: str) -> TopicInfo | None:
-        return None
+        return self.known.get(name) if self.prompt else None
 
     async def topic(self, tenant: str, name: str) -> TopicInfo:
         if name not in self.known:
@@ -61,24 +68,32 @@ class Client:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         sent = {"Content-Type": content_type, **{name.replace("_", "-"): value for name, value in headers.items()}}
         url = f"{self.address}/v1/topics/{topic}/messages"
-        async with self.session.post(url, data=io.BytesIO(data), headers=sent) as response:
+        large = len(data) > PROMPT_BYTES  # which aiohttp does not take as it is
+        async with self.session.post(url, data=io.BytesIO(data) if large else data, headers=sent) as response:
             content = await response.read()
             shown = response.content_type
             return response.status, json.loads(content) if shown.endswith("json") else content
 
 
-@pytest.fixture
-async def client(store: ScriptedStore) -> AsyncIterator[Client]:
+@asynccontextmanager
+async def serving(store: ScriptedStore, prompt: bool, routes: list[Route] = ROUTES) -> AsyncIterator[Client]:
     coalescer = Coalescer(lambda queue: store)
     parts = SimpleNamespace(
-        catalog=Topics(), coalescer=coalescer, clock=SystemClock(), random=SystemRandom(), counters=Counters()
+        catalog=Topics(prompt), coalescer=coalescer, clock=SystemClock(), random=SystemRandom(), counters=Counters()
     )
-    server = HttpServer(Router(ROUTES), OpenGate(), parts, SystemRandom())
+    server = HttpServer(Router(routes), OpenGate(), parts, SystemRandom())
     await server.start("127.0.0.1:0")
     async with aiohttp.ClientSession() as session:
         yield Client(session, server.address)
     await coalescer.close()
     await server.stop(0)
+
+
+@pytest.fixture(params=["prompt", "usual"])
+async def client(request: pytest.FixtureRequest, store: ScriptedStore) -> AsyncIterator[Client]:
+    """Both ways that a request may take."""
+    async with serving(store, request.param == "prompt") as client:
+        yield client
 
 
 def stream(table: dict[str, pa.Array], compression: str | None = None) -> bytes:
@@ -349,3 +364,31 @@ async def test_a_client_that_leaves_in_the_middle(client: Client, store: Scripte
     status, answer = await client.post({"messages": [{"body": "b", "queue": 0}]})
     assert (status, answer["results"][0]["offset"]) == (200, 1)
     assert [frame.bodies for frame in store.frames] == [[b"a"], [b"b"]]
+
+
+# -- which way -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type", "headers"),
+    [
+        (b"raw", "text/plain", {}),
+        ({"messages": [{"body": "a", "queue": 0}, {"body": "b", "queue": 3}]}, "application/json", {}),
+        (stream({"body": pa.array([b"a"])}), ARROW, {"Prefer": "return=minimal", "Millpond-Queue": "1"}),
+        (stream({"body": pa.array([b"a"])}), ARROW, {"Accept": ARROW}),
+    ],
+)
+async def test_what_came_as_a_whole_has_no_task(
+    store: ScriptedStore, body: Any, content_type: str, headers: dict[str, str]
+) -> None:
+    """It never comes to the usual handler."""
+    usual: list[object] = []
+
+    async def handler(call: ProxyCall) -> web.StreamResponse:
+        usual.append(call)
+        raise Unavailable("store_unavailable", "the usual way")
+
+    [route] = ROUTES
+    async with serving(store, True, [replace(route, handler=handler)]) as client:
+        status, _ = await client.post(body, content_type=content_type, **headers)
+    assert (status, usual) == (200, [])
