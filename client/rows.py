@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from millpond.core import limits
-from millpond.core.arrow import BUFFER, END_OF_STREAM, LONG, places
+from millpond.core.arrow import BUFFER, END_OF_STREAM, LONG, Places, places
 from millpond.core.frame import aligned
 from millpond.core.gathered import Buffer
 from millpond.core.http.wire import Buffers
@@ -82,11 +82,12 @@ def stream(parts: Sequence[Rows]) -> Buffers:
     """`parts`, which have the same columns, as one Arrow stream of one batch."""
     beside = _beside(parts)
     lengths = parts[0].lengths if len(parts) == 1 else np.concatenate([part.lengths for part in parts])
-    count, body_bytes = len(lengths), int(lengths.sum())
+    count = len(lengths)
+    empty, at = _bare_front(count) if beside is None else _front(count, beside)
     offsets = np.zeros(_offsets(count), np.int32)
     np.cumsum(lengths, out=offsets[1 : count + 1])
-    front = bytearray(_bare_front(count) if beside is None else _front(count, beside))
-    _set_lengths(front, body_bytes)
+    body_bytes = int(offsets[count])
+    front = _with_lengths(empty, at, body_bytes)
     bodies = [part.bodies for part in parts]
     if body_bytes < SMALL_BYTES * count:
         bodies = [[b"".join(chain.from_iterable(bodies))]]
@@ -96,17 +97,18 @@ def stream(parts: Sequence[Rows]) -> Buffers:
 
 
 @lru_cache(256)
-def _bare_front(count: int) -> bytes:
+def _bare_front(count: int) -> tuple[bytes, Places]:
     """Batches of bodies alone differ only in how many there are; and most have as many as fill one."""
-    return bytes(_front(count, None))
+    front, at = _front(count, None)
+    return bytes(front), at
 
 
-def _front(count: int, beside: pa.RecordBatch | None) -> memoryview:
+def _front(count: int, beside: pa.RecordBatch | None) -> tuple[memoryview, Places]:
     """What stands before the offsets of the bodies, when these are all empty."""
     empty = pa.Array.from_buffers(pa.binary(), count, [None, _zeros()[: 4 * (count + 1)], _NO_BODY])
     columns = [empty] if beside is None else [*beside.columns, empty]
     encoded = memoryview(pa.RecordBatch.from_arrays(columns, schema=_schema(beside)).serialize()).cast("B")
-    return encoded[: len(encoded) - 4 * _offsets(count)]
+    return encoded[: len(encoded) - 4 * _offsets(count)], places(encoded)
 
 
 def _offsets(count: int) -> int:
@@ -153,12 +155,13 @@ def _zeros() -> pa.Buffer:
     return pa.py_buffer(bytes(4 * (limits.BATCH_MESSAGES + 1)))
 
 
-def _set_lengths(front: bytearray, body_bytes: int) -> None:
-    """Let the metadata in `front`, of a batch whose last buffer is empty, say that it has `body_bytes`."""
-    at = places(front)
+def _with_lengths(front: bytes | memoryview, at: Places, body_bytes: int) -> bytearray:
+    """`front`, of a batch whose last buffer is empty, with metadata which says that it has `body_bytes`."""
+    changed = bytearray(front)
     last_at = at.buffers + BUFFER.size * (at.buffer_count - 1)
     offset, length = BUFFER.unpack_from(front, last_at)
     total = LONG.unpack_from(front, at.body_length)[0]
     assert length == 0 and offset == total, "the bodies stand last"
-    BUFFER.pack_into(front, last_at, offset, body_bytes)
-    LONG.pack_into(front, at.body_length, total + aligned(body_bytes))
+    BUFFER.pack_into(changed, last_at, offset, body_bytes)
+    LONG.pack_into(changed, at.body_length, total + aligned(body_bytes))
+    return changed

@@ -197,7 +197,7 @@ def ranges(rows: Sequence[int]) -> list[str]:
     """Ascending distinct rows as texts like `0-2,7`, each of at most RECEIPT_RANGES ranges."""
     if not rows:
         return []
-    if isinstance(rows, range):
+    if rows[-1] - rows[0] == len(rows) - 1:  # one run
         return [_text(rows[0], rows[-1])]
     numbers = np.asarray(rows, np.int64)
     breaks = np.flatnonzero(np.diff(numbers) != 1)

@@ -268,7 +268,7 @@ class Places(NamedTuple):
     body: int
 
 
-def places(encoded: bytes | bytearray) -> Places:
+def places(encoded: bytes | memoryview) -> Places:
     """What differs between a batch that pyarrow has encoded with an empty column, and one with the real values."""
     _, metadata_bytes = _PREFIX.unpack_from(encoded, 0)
     message = _root(bytes(encoded[_PREFIX.size : _PREFIX.size + metadata_bytes]))

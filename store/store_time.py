@@ -18,16 +18,16 @@ class StoreTime:
         self._clock = clock
         self._boot_ns = clock.boot_ns()
         self._now_us = max(clock.wall_ms(), last_ts) * 1000
-        self._last_ms = 0
+        self._now_ms = self._now_us // 1000
 
     def now_ms(self) -> int:
         """Milliseconds since 1970 UTC; never less than any earlier answer."""
-        boot_ns = self._clock.boot_ns()
-        elapsed_us = (boot_ns - self._boot_ns) // 1000
-        if elapsed_us >= 1000:
-            self._boot_ns += elapsed_us * 1000
-            ahead_us = self._now_us + elapsed_us - self._clock.wall_ms() * 1000
-            slew_us = max(-elapsed_us // SLEW, min(elapsed_us // SLEW, -ahead_us))
-            self._now_us += elapsed_us + (slew_us if abs(ahead_us) > 1000 else 0)
-        self._last_ms = max(self._last_ms, self._now_us // 1000)
-        return self._last_ms
+        elapsed_us = (self._clock.boot_ns() - self._boot_ns) // 1000
+        if elapsed_us < 1000:  # asked several times for each message
+            return self._now_ms
+        self._boot_ns += elapsed_us * 1000
+        ahead_us = self._now_us + elapsed_us - self._clock.wall_ms() * 1000
+        slew_us = max(-elapsed_us // SLEW, min(elapsed_us // SLEW, -ahead_us))
+        self._now_us += elapsed_us + (slew_us if abs(ahead_us) > 1000 else 0)
+        self._now_ms = max(self._now_ms, self._now_us // 1000)
+        return self._now_ms
