@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from sqlalchemy import (
+    DDL,
     BigInteger,
     CheckConstraint,
     Column,
@@ -32,7 +33,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
-    text,
+    event,
 )
 
 SCHEMA_VERSION = 1
@@ -76,15 +77,13 @@ TOPICS = Table(
     Column("tier_version", BigInteger, nullable=False),  # raised by every manifest commit
     UniqueConstraint("tenant_id", "name", "generation"),
     Index("topics_version", "version"),
-    Index(
-        "topics_living",
-        "tenant_id",
-        "name",
-        unique=True,
-        sqlite_where=text("deleted_ms IS NULL"),
-        postgresql_where=text("deleted_ms IS NULL"),
-    ),
     sqlite_autoincrement=True,
+)
+# As an Index with a condition it would load SQLAlchemy's PostgreSQL at every start, also where SQLite is used.
+event.listen(
+    TOPICS,
+    "after_create",
+    DDL("CREATE UNIQUE INDEX topics_living ON topics (tenant_id, name) WHERE deleted_ms IS NULL"),  # type: ignore[no-untyped-call]
 )
 
 QUEUES = Table(

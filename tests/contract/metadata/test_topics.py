@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from support.metadata import SETTINGS, made, refuses
+from sqlalchemy import create_engine, literal, select
+from sqlalchemy.exc import IntegrityError
+from support.metadata import SETTINGS, Pond, made, refuses
 
 from millpond.core import limits
 from millpond.core.errors import BadRequest, Conflict, NotFound
@@ -13,7 +15,7 @@ from millpond.metadata.client import (
     Span,
     TopicSettings,
 )
-from millpond.metadata.tables import IN_LIST
+from millpond.metadata.tables import IN_LIST, TOPICS
 
 # -- topics -----------------------------------------------------------------------------------------------
 
@@ -225,3 +227,17 @@ async def test_group_ids_are_not_reused(metadata: MetadataClient) -> None:
     second, created = await metadata.put_group(topic.topic_id, "mail", "latest", None, 100)
     assert created
     assert second.group_id > first.group_id
+
+
+async def test_the_database_refuses_a_second_living_topic_of_a_name(pond: Pond) -> None:
+    """Whoever writes it; one that is deleted does not stand in the way."""
+    await pond.metadata.put_topic("default", "orders", SETTINGS)
+    await pond.metadata.delete_topic("default", "orders")
+    await pond.metadata.put_topic("default", "orders", SETTINGS)
+    engine = create_engine(pond.url.replace("postgresql:", "postgresql+psycopg:"))
+    columns = [column for column in TOPICS.c if column.name != "topic_id"]
+    living = select(*(literal(9) if column is TOPICS.c.generation else column for column in columns))
+    again = TOPICS.insert().from_select(columns, living.where(TOPICS.c.deleted_ms.is_(None)))
+    with engine.connect() as connection, pytest.raises(IntegrityError):
+        connection.execute(again)
+    engine.dispose()
