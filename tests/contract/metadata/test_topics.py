@@ -238,6 +238,8 @@ async def test_the_database_refuses_a_second_living_topic_of_a_name(pond: Pond) 
     columns = [column for column in TOPICS.c if column.name != "topic_id"]
     living = select(*(literal(9) if column is TOPICS.c.generation else column for column in columns))
     again = TOPICS.insert().from_select(columns, living.where(TOPICS.c.deleted_ms.is_(None)))
-    with engine.connect() as connection, pytest.raises(IntegrityError):
-        connection.execute(again)
-    engine.dispose()
+    try:
+        with engine.connect() as connection, pytest.raises(IntegrityError):
+            connection.execute(again)
+    finally:
+        engine.dispose()

@@ -61,8 +61,8 @@ class OpenGate:
 
 
 class Client:
-    def __init__(self, session: aiohttp.ClientSession, address: str) -> None:
-        self.session, self.address = session, address
+    def __init__(self, session: aiohttp.ClientSession, address: str, counters: Counters) -> None:
+        self.session, self.address, self.counters = session, address, counters
 
     async def post(self, body: Any, topic: str = "orders", content_type: str = "application/json", **headers: str):
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -84,7 +84,7 @@ async def serving(store: ScriptedStore, prompt: bool, routes: list[Route] = ROUT
     server = HttpServer(Router(routes), OpenGate(), parts, SystemRandom())
     await server.start("127.0.0.1:0")
     async with aiohttp.ClientSession() as session:
-        yield Client(session, server.address)
+        yield Client(session, server.address, parts.counters)
     await coalescer.close()
     await server.stop(0)
 
@@ -319,6 +319,15 @@ async def test_a_request_of_which_nothing_was_written_is_a_problem(
     store.script = lambda append: AppendOutcome(error=ErrorInfo(code, "no"))
     got, problem = await client.post({"messages": [{"body": "a", "queue": 0}] * messages})
     assert (got, problem["code"]) == (status, code)
+
+
+async def test_only_what_stands_is_counted_as_produced(client: Client, store: ScriptedStore) -> None:
+    """Not what a store refused, in part of a request or in all of it."""
+    no = AppendOutcome(error=ErrorInfo("flush_behind", "no"))
+    store.script = lambda append: no if append.queue.queue == 1 else None
+    for queues in ((0, 1, 0), (1, 1), (1,), (0,)):
+        await client.post({"messages": [{"body": "a", "queue": queue} for queue in queues]})
+    assert client.counters.snapshot()["produced_messages_total"] == 3
 
 
 async def test_one_queue_fails(client: Client, store: ScriptedStore) -> None:
