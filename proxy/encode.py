@@ -61,7 +61,7 @@ class Rows:
     @property
     def bytes(self) -> int:
         """About what they take in memory and in a frame."""
-        return self.payload.size if self.payload is not None else int(self.batch.nbytes)
+        return self.payload.size if self.payload is not None else int(self.batch.get_total_buffer_size())
 
     def take(self, rows: Indices) -> Rows:
         """These rows only, in their order; a copy."""

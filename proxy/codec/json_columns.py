@@ -8,6 +8,7 @@ escaped or is not UTF-8, are left to `answers` (None): it says the same about th
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import Any, TypeAlias
 
 import msgspec
@@ -16,8 +17,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-Text: TypeAlias = str | pa.StringArray
-"""A constant, or a column without nulls."""
+from millpond.proxy.codec import fixed
+
+Piece: TypeAlias = bytes | fixed.Table | pa.StringArray
+"""A constant, texts of one width, or a column without nulls."""
 
 _FIRST_PLAIN = 0x20  # what is below is a control character
 
@@ -37,69 +40,81 @@ def joined(
             return None
     if body is None or key is None or tag is None:
         return None
-    offsets = column("offset")
-    offset = offsets.cast(pa.string())
-    pieces: list[Text] = [
-        '{"message_id":"', id_prefix, offset, f'","topic":{_quoted(topic)},"queue":', _number(column("queue")),
-        ',"offset":', offset, ',"store_ts":', _number(column("store_ts").cast(pa.int64())),
-        ',"born_ts":', _number(column("born_ts").cast(pa.int64())), ',"key":', *key, ',"tag":', *tag,
-        ',"properties":{},"body":"', body, '"',
+    offsets = column("offset").to_numpy()
+    offset = _numbers(offsets)
+    pieces: list[Piece] = [
+        f'{{"message_id":"{id_prefix}'.encode(), offset, f'","topic":{_quoted(topic)},"queue":'.encode(),
+        _number(column("queue")), b',"offset":', offset, b',"store_ts":', _number(column("store_ts").view(pa.int64())),
+        b',"born_ts":', _number(column("born_ts").view(pa.int64())), b',"key":', *key, b',"tag":', *tag,
+        b',"properties":{},"body":"', body, b'"',
     ]  # fmt: skip
     if attempts is not None:
-        pieces += [',"delivery_attempt":', _number(pa.array(attempts))]
+        pieces += [b',"delivery_attempt":', _numbers(attempts)]
     if token:
-        pieces += [f',"lease_id":"{token}.', pc.subtract(offsets, base).cast(pa.string()), '"']
-    pieces.append("},")
-    return data_of(pc.binary_join_element_wise(*_fewer(pieces), ""))
+        pieces += [f',"lease_id":"{token}.'.encode(), _numbers(offsets - base), b'"']
+    pieces.append(b"},")
+    return data_of(pc.binary_join_element_wise(*_fewer(pieces, batch.num_rows), ""))
 
 
 def plain(column: pa.BinaryArray | pa.StringArray) -> pa.StringArray | None:
     """`column` as texts when all of it stands in JSON as it is; what a null stands over counts too."""
+    data = data_of(column)
+    if not data.size:
+        return column.view(pa.string())
+    # a pass each: the least byte as a signed one tells control characters and all that is not ASCII; the others are
+    # memchr, the quickest there is
+    is_ascii = int(np.frombuffer(data, np.int8).min()) >= _FIRST_PLAIN
+    if not is_ascii and int(np.frombuffer(data, np.uint8).min()) < _FIRST_PLAIN:
+        return None
+    raw = data.to_pybytes()
+    if b'"' in raw or b"\\" in raw:
+        return None
     try:
-        text = column.cast(pa.string())
+        return column.view(pa.string()) if is_ascii else column.cast(pa.string())
     except pa.ArrowInvalid:
         return None
-    data = data_of(text)
-    if not data.size:
-        return text
-    # one pass each, of which the first two are memchr: the quickest there is
-    raw = data.to_pybytes()
-    if b'"' in raw or b"\\" in raw or int(np.frombuffer(raw, np.uint8).min()) < _FIRST_PLAIN:
-        return None
-    return text
 
 
-def _nullable(column: pa.BinaryArray | pa.StringArray) -> list[Text] | None:
+def _nullable(column: pa.BinaryArray | pa.StringArray) -> list[Piece] | None:
     """A text or null, with its quotes; None when it must be escaped."""
     if column.null_count == len(column):
-        return ["null"]
+        return [b"null"]
     text = plain(column)
     if text is None:
         return None
     if not text.null_count:
-        return ['"', text, '"']
+        return [b'"', text, b'"']
     return [pc.coalesce(pc.binary_join_element_wise('"', text, '"', ""), "null")]
 
 
-def _number(column: pa.Array) -> Text:
-    """Integers or null; one text when all are the same."""
+def _number(column: pa.Array) -> Piece:
+    """Integers or null."""
     if column.null_count == len(column):
-        return "null"
-    if not column.null_count and pc.count_distinct(column).as_py() == 1:
-        return str(column[0].as_py())
-    text = column.cast(pa.string())
-    whole: pa.StringArray = pc.coalesce(text, "null") if text.null_count else text
-    return whole
+        return b"null"
+    if column.null_count:
+        return pc.coalesce(column.cast(pa.string()), "null")
+    return _numbers(column.to_numpy())
 
 
-def _fewer(pieces: list[Text]) -> list[Text]:
-    """The same with neighbouring constants put together: each piece costs a copy for each row."""
-    found: list[Any] = []
-    for piece in pieces:
-        if isinstance(piece, str) and found and isinstance(found[-1], str):
-            found[-1] += piece
+def _numbers(numbers: npt.NDArray[Any]) -> Piece:
+    """One text when all are the same."""
+    if (numbers == numbers[0]).all():
+        return str(numbers[0]).encode()
+    digits = fixed.decimal(numbers)
+    return digits if digits is not None else pa.array(numbers).cast(pa.string())
+
+
+def _fewer(pieces: list[Piece], count: int) -> list[str | pa.StringArray]:
+    """The same with what stands beside each other in one width put together: each piece costs a copy for each row."""
+    found: list[str | pa.StringArray] = []
+    for varies, group in groupby(pieces, lambda piece: isinstance(piece, pa.StringArray)):
+        run: list[Any] = list(group)
+        if varies:
+            found += run
+        elif all(isinstance(piece, bytes) for piece in run):
+            found.append(b"".join(run).decode())
         else:
-            found.append(piece)
+            found.append(fixed.column(fixed.beside(run, count)))
     return found
 
 

@@ -15,11 +15,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from millpond.core.errors import MillpondError
 from millpond.metadata.client import QueueInfo
-from millpond.proxy.codec.json_columns import data_of
+from millpond.proxy.codec import fixed
 from millpond.proxy.frame_plan import Placed, PlacedRun, PlacedSingle
 from millpond.proxy.message_id import prefix
 
@@ -113,10 +112,14 @@ def results_json(parts: Sequence[QueuePlaced]) -> bytes | None:
     if rows is not None or not isinstance(placed, PlacedRun) or placed.rows < _BY_COLUMNS:
         return None
     first = placed.first_offset
-    offset = pa.array(np.arange(first, first + placed.rows)).cast(pa.string())
-    begin, then = f'{{"message_id":"{prefix(queue, first)}', f'","queue":{queue.queue},"offset":'
-    text = pc.binary_join_element_wise(begin, offset, then, offset, f',"store_ts":{placed.store_ts}}},', "")
-    return b"".join((b'{"results":[', memoryview(data_of(text))[:-1], b"]}"))
+    begin, then = f'{{"message_id":"{prefix(queue, first)}'.encode(), f'","queue":{queue.queue},"offset":'.encode()
+    end = f',"store_ts":{placed.store_ts}}},'.encode()
+    tables = [
+        fixed.beside([begin, offsets, then, offsets, end], len(offsets)).reshape(-1).data
+        for offsets in fixed.decimals(first, first + placed.rows)
+    ]
+    tables[-1] = tables[-1][:-1]
+    return b"".join((b'{"results":[', *tables, b"]}"))
 
 
 def _results_of(part: QueuePlaced) -> Iterable[Result]:
