@@ -17,7 +17,8 @@ Table: TypeAlias = npt.NDArray[np.uint8]
 """A text a row; ASCII."""
 
 _AT_ONCE = 4  # digits that are looked up together
-_DIGITS = np.array([f"{number:0{_AT_ONCE}d}".encode() for number in range(10**_AT_ONCE)]).view(np.uint32)
+_POWERS = 10 ** np.arange(_AT_ONCE - 1, -1, -1)
+_DIGITS = (np.arange(10**_AT_ONCE)[:, np.newaxis] // _POWERS % 10 + ord("0")).astype(np.uint8).view(np.uint32)[:, 0]
 
 
 def decimal(numbers: npt.NDArray[np.int64]) -> Table | None:

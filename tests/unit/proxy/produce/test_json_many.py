@@ -103,7 +103,7 @@ def test_one_large_body_alone_is_decoded_once(monkeypatch: pytest.MonkeyPatch) -
 
 
 @settings(deadline=None)
-@given(st.integers(256, 400), st.integers(0, 2**62), st.integers(0, 2**41))
+@given(st.integers(64, 400), st.integers(0, 2**62), st.integers(0, 2**41))
 def test_results_by_columns(rows: int, first: int, store_ts: int) -> None:
     """The bytes are those of the results made one by one."""
     parts = [QueuePlaced(topic_of(4).queues[3], None, PlacedRun(first, store_ts, rows))]
