@@ -81,10 +81,11 @@ class _Window:
             self._data = self._segment.file.read(at, max(length, _CHUNK))
         return self._data[at - self._start : at - self._start + length]
 
-    def find_magic(self, position: int) -> int | None:
-        """The next aligned position in this segment that starts like a header."""
-        while self._segment.end - position >= HEADER_BYTES:
-            data = self.read(position, min(_CHUNK, self._segment.end - position))
+    def find_magic(self, position: int, end: int) -> int | None:
+        """The next aligned position below `end` in this segment that starts like a header."""
+        end = min(end, self._segment.end)
+        while end - position >= HEADER_BYTES:
+            data = self.read(position, min(_CHUNK, end - position))
             starts = np.frombuffer(data, np.uint32, len(data) // 8 * 2)[::2]  # headers stand at multiples of 8
             hits = np.flatnonzero(starts == _MAGIC_WORD)
             if len(hits):
@@ -114,9 +115,8 @@ def survey(log: CommitLog, start: int, confirmed: int, epoch: int, *, only: Segm
                 or header.epoch < epoch
                 or position + header.length > segment.end
             ):
-                position = window.find_magic(position + ALIGNMENT)
-                if position is not None and position > confirmed + _UNCONFIRMED_BYTES:
-                    return Survey(headers, confirmed)
+                # most of the newest segment is empty, and takes as long to be read as if it were full
+                position = window.find_magic(position + ALIGNMENT, confirmed + _UNCONFIRMED_BYTES + HEADER_BYTES)
                 continue
             headers[position] = header
             confirmed = max(confirmed, header.confirmed)

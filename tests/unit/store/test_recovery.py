@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import google_crc32c
 import pytest
 
 from millpond.core.frame import HEADER_BYTES, MARK, MESSAGES, MORE
+from millpond.store import recovery
 from millpond.store.commitlog import CommitLog, Draft, segment_name
 from millpond.store.disk import SystemDisk
 from millpond.store.recovery import Recovered, Scanned, cut, recover
@@ -212,6 +214,32 @@ def test_stale_frames_of_a_recycled_segment_are_not_believed(tmp_path: Path) -> 
     write(log)
     _, found = replay(reopened(tmp_path), start=SEGMENT)
     assert found.end == log.tail
+
+
+def test_what_is_empty_is_read_no_further_than_frames_can_stand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind the last frame only as much as may be written and not confirmed, however long the segment is."""
+    log = new_log(tmp_path)
+    for number in range(3):
+        log.append([draft(number)], 5)
+        write(log)
+    most, chunk = 4_096, 512
+    monkeypatch.setattr(recovery, "_UNCONFIRMED_BYTES", most)
+    monkeypatch.setattr(recovery, "_CHUNK", chunk)
+    opened = reopened(tmp_path)
+    first, ends = opened.segments[0].file, []
+    read = type(first).read
+
+    def counted(file: Any, at: int, length: int) -> bytes:
+        if file is first:
+            ends.append(at + length)
+        return read(file, at, length)
+
+    monkeypatch.setattr(type(first), "read", counted)
+    offsets, found = replay(opened)
+    assert offsets == [0, 1, 2]
+    assert found.end + most // 2 < max(ends) <= found.end + most + HEADER_BYTES + chunk
 
 
 def test_a_segment_cut_off_while_it_was_allocated_is_made_again(tmp_path: Path) -> None:
