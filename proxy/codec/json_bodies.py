@@ -32,10 +32,11 @@ def bodies(body: Body) -> pa.BinaryArray | None:
     """The messages' bodies, in their order; at least `_LEAST`."""
     if len(body) < _LEAST_BYTES or b"\\" in bytes(body[:_LEAST_BYTES]) or _BEGIN.match(body) is None:
         return None
-    quotes = np.flatnonzero(np.frombuffer(body, np.uint8) == ord('"'))
-    count, others = divmod(len(quotes) - _BEGIN_QUOTES, _MESSAGE_QUOTES)
+    is_quote = np.frombuffer(body, np.uint8) == ord('"')
+    count, others = divmod(int(np.count_nonzero(is_quote)) - _BEGIN_QUOTES, _MESSAGE_QUOTES)
     if others or not _LEAST <= count <= BATCH_MESSAGES:
-        return None
+        return None  # before a position of 8 bytes is kept for each byte of what is nothing but quotes
+    quotes = np.flatnonzero(is_quote)
     first, last = (quotes[_BEGIN_QUOTES + of :: _MESSAGE_QUOTES] for of in (2, 3))
     between = _BETWEEN.match(body, int(last[0]))
     if between is None or _END.fullmatch(body, int(last[-1])) is None:

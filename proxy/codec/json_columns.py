@@ -33,11 +33,10 @@ def joined(
     None when some text cannot stand in JSON as it is.
     """
     column = batch.column
-    body = plain(column("body"))
-    key, tag = _nullable(column("key")), _nullable(column("tag"))
     for name in ("properties", "origin"):
         if column(name).null_count < batch.num_rows:
             return None
+    body, key, tag = plain(column("body")), _nullable(column("key")), _nullable(column("tag"))
     if body is None or key is None or tag is None:
         return None
     offsets = column("offset").to_numpy()

@@ -122,6 +122,12 @@ def test_more_than_a_request_may_have_are_left(over: int) -> None:
     assert (found is None) == bool(over)
 
 
+def test_positions_of_too_many_quotes_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are counted first: eight bytes each would be 128 MiB for the largest request."""
+    monkeypatch.setattr(json_bodies.np, "flatnonzero", None)
+    assert cut(b'{"messages":[{"body":"' + b'"' * (4 * BATCH_MESSAGES + 1)) is None
+
+
 def test_many_plain_bodies_make_no_objects(monkeypatch: pytest.MonkeyPatch) -> None:
     """They do not come to the decoder."""
 
