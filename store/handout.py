@@ -183,13 +183,13 @@ class Handout:
     async def _take_next(self, place: Place, ends: QueueEnds, most: int) -> None:
         cursor = place.cursor
         first, generation = cursor.head, cursor.generation
-        if most > RECEIVE_MESSAGES and first >= ends.local_offset:
-            spots = await self._whole_frames(place.queue_id, first, ends.end_offset, most)
+        if first >= ends.local_offset:
+            spots = await self._frames_from(place.queue_id, first, ends.end_offset, most)
             if spots and (cursor.head, cursor.generation) == (first, generation):
                 end = spots[-1].end
                 self._bytes -= sum(spot.length for spot in spots)
                 self._lease(place, np.arange(first, end), end, spots)
-                if end < ends.end_offset:
+                if most > RECEIVE_MESSAGES and end < ends.end_offset:
                     self.messages = 0  # what another queue could add would be a part of a frame
             if spots:
                 return
@@ -199,14 +199,17 @@ class Handout:
         if count and (cursor.head, cursor.generation) == (first, generation):
             self._lease(place, offsets[:count], first + count)
 
-    async def _whole_frames(self, queue_id: int, first: int, end: int, most: int) -> list[FrameSpot]:
-        """Frames from `first` on up to `end`, whole ones behind the first, within what may still be given; none when
-        they are less than half of that and there is more."""
+    async def _frames_from(self, queue_id: int, first: int, end: int, most: int) -> list[FrameSpot]:
+        """Frames from `first` on up to `end`, within what may still be given: what is asked for when that is not many
+        messages, else whole frames behind the first. None when they do not fit, or are less than half of that."""
+        whole = most > RECEIVE_MESSAGES
         try:
             # one entry more says whether the last frame goes on
-            spots = await self._log.spots(queue_id, first, min(end, first + most + 1))
+            spots = await self._log.spots(queue_id, first, min(end, first + most + whole))
         except MillpondError:
             return []  # the usual way hands them out without their frames, and the proxy's own read says why
+        if not whole:
+            return spots if sum(spot.length for spot in spots) <= self._bytes else []
         chosen: list[FrameSpot] = []
         size = 0
         for spot in spots:

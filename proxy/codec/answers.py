@@ -215,8 +215,9 @@ async def _slices(topic: str, rows: Sequence[Rows], form: Form) -> AsyncIterator
 def _cut(rows: Iterable[Rows], slice_bytes: int) -> Iterator[Rows]:
     """Parts of about `slice_bytes`, each at least one row; none empty."""
     for one in rows:
-        if _bytes(one.batch) <= slice_bytes:
-            if one.batch.num_rows:
+        batch = one.batch  # all that it is a part of is asked for first: what a part has takes its time to say
+        if batch.get_total_buffer_size() <= slice_bytes or batch.nbytes <= slice_bytes:
+            if batch.num_rows:
                 yield one
             continue
         sums = np.cumsum(row_bytes(pa.Table.from_batches([one.batch])))
@@ -226,15 +227,6 @@ def _cut(rows: Iterable[Rows], slice_bytes: int) -> Iterator[Rows]:
             end = max(first + 1, int(np.searchsorted(sums, done + slice_bytes, "right")))
             yield one.part(first, end - first)
             first = end
-
-
-def _bytes(batch: pa.RecordBatch) -> int:
-    """Of its rows; of few only those of the columns that may be large, for each column takes its time."""
-    if batch.num_rows > FEW_ROWS:
-        return int(batch.nbytes)
-    properties = batch.column("properties")
-    size = 0 if properties.null_count == len(properties) else properties.nbytes
-    return int(batch.column("body").nbytes + size)
 
 
 def messages(topic: str, rows: Rows, form: Form = "json") -> list[MessageOut]:

@@ -17,11 +17,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millpond.core.limits import RECEIVE_MESSAGES
 from millpond.proxy.codec import fixed
 
 Piece: TypeAlias = bytes | fixed.Table | pa.StringArray
 """A constant, texts of one width, or a column without nulls."""
 
+_ROW_NUMBERS = pa.array(range(RECEIVE_MESSAGES)).cast(pa.string())
 _FIRST_PLAIN = 0x20  # what is below is a control character
 
 
@@ -50,7 +52,7 @@ def joined(
     if attempts is not None:
         pieces += [b',"delivery_attempt":', _numbers(attempts)]
     if token:
-        pieces += [f',"lease_id":"{token}.'.encode(), _numbers(offsets - base), b'"']
+        pieces += [f',"lease_id":"{token}.'.encode(), _row_numbers(offsets - base), b'"']
     pieces.append(b"},")
     return data_of(pc.binary_join_element_wise(*_fewer(pieces, batch.num_rows), ""))
 
@@ -101,6 +103,14 @@ def _numbers(numbers: npt.NDArray[Any]) -> Piece:
         return str(numbers[0]).encode()
     digits = fixed.decimal(numbers)
     return digits if digits is not None else pa.array(numbers).cast(pa.string())
+
+
+def _row_numbers(rows: npt.NDArray[np.int64]) -> Piece:
+    """Ascending ones: where none is left out, they are known as texts."""
+    first, end = int(rows[0]), int(rows[-1]) + 1
+    if end - first == len(rows) and end <= len(_ROW_NUMBERS):
+        return _ROW_NUMBERS.slice(first, len(rows))
+    return _numbers(rows)
 
 
 def _fewer(pieces: list[Piece], count: int) -> list[str | pa.StringArray]:

@@ -252,6 +252,14 @@ async def test_in_flight_full(bench: Bench) -> None:
     assert got(await bench.receive(10, max_in_flight=4)) == [5]
 
 
+async def test_a_queue_without_room_leaves_the_rest_to_the_next(bench: Bench) -> None:
+    """`max_in_flight` is of each queue: a receive for more goes on with another one."""
+    for queue in Q[:2]:
+        bench.put(10, queue)
+    result = await bench.receive(10, Q, max_in_flight=4)
+    assert [offsets(grant) for grant in result.grants] == [[0, 1, 2, 3]] * 2
+
+
 async def test_one_full_queue_does_not_end_a_long_poll(bench: Bench) -> None:
     """While another queue is not full, a receive goes on waiting for it."""
     bench.put(5)
@@ -286,6 +294,15 @@ async def test_max_bytes(bench: Bench) -> None:
     bench.put(20)
     assert got(await bench.receive(10, max_bytes=350)) == [0, 1, 2]
     assert got(await bench.receive(10, max_bytes=1)) == [3]
+
+
+async def test_max_bytes_is_of_all_queues_together(bench: Bench) -> None:
+    """What one queue gave is no longer there for the next."""
+    bench.log.frame_rows = 1
+    for queue in Q[:2]:
+        bench.put(5, queue)
+    result = await bench.receive(10, Q, max_bytes=700)
+    assert [offsets(grant) for grant in result.grants] == [[0, 1, 2, 3, 4], [0, 1]]
 
 
 async def test_cold_rows_are_granted_without_frames(bench: Bench) -> None:
