@@ -346,11 +346,6 @@ class CommitLog:
     def segments_between(self, first: int, end: int) -> list[Segment]:
         return [segment for segment in self.segments if segment.base < end and segment.end > first]
 
-    @staticmethod
-    def sync(segments: list[Segment]) -> None:
-        for segment in segments:
-            segment.file.sync()
-
     def read_header(self, position: int) -> FrameHeader | None:
         """The header at `position`, or None when there is none of this log (or it is not on this disk)."""
         segment = self.segment_of(position)

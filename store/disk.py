@@ -70,6 +70,10 @@ class File(Protocol):
         """Everything written is on the disk once this returns. A failure is final: the kernel has dropped the pages."""
         ...
 
+    def fileno(self) -> int | None:
+        """Its descriptor; None when it is no file of the kernel's."""
+        ...
+
     def size(self) -> int: ...
 
     def close(self) -> None: ...
@@ -309,6 +313,9 @@ class SystemFile:
 
     def sync(self) -> None:
         os.fdatasync(self._fd)
+
+    def fileno(self) -> int:
+        return self._fd
 
     def size(self) -> int:
         return os.fstat(self._fd).st_size

@@ -2,6 +2,8 @@
 
     gather (this turn's state changes) -> write (pwritev) -> flush (fdatasync, off the loop) -> confirmed
 
+The kernel flushes by itself where it can (`kernel_sync`), else a thread does.
+
 Writing and flushing are two loops: while a flush is in flight, the next writes go on, and whatever was written
 when it returns shares the next one (group commit without a timer). While bytes are unflushed a flush is in
 flight, whatever durability a topic has: durability only decides for which of the two a producer waits.
@@ -23,6 +25,7 @@ from millpond.core.limits import KIB, MARK_IDLE_MS, MIB, UNFLUSHED_BYTES
 from millpond.core.threads import Threads
 from millpond.store.commitlog import Blank, CommitLog, Draft, Segment
 from millpond.store.flushes import Flushes
+from millpond.store.kernel_sync import KernelSync
 
 INLINE_WRITE_BYTES = 128 * KIB  # a copy into the page cache of ~20 us: cheaper than waking a thread
 
@@ -215,6 +218,7 @@ class Writer:
     async def flush_loop(self) -> None:
         log = self._log
         loop = asyncio.get_running_loop()
+        kernel = KernelSync.open()
         try:
             while True:
                 await self._flush_wake.wait()
@@ -225,8 +229,7 @@ class Writer:
                     end = log.written
                     started = loop.time()
                     segments = log.segments_between(log.flushed, end)
-                    self.awaiting.begin()
-                    await self._threads.run(self._sync, segments)
+                    await self._sync(segments, kernel)
                     self.flushes += 1
                     self.flush_seconds += loop.time() - started
                     log.flushed = log.confirmed = end
@@ -237,10 +240,17 @@ class Writer:
         except OSError as error:
             self._fail(error)
             raise
+        finally:
+            if kernel is not None:
+                kernel.close()
 
-    def _sync(self, segments: list[Segment]) -> None:
+    async def _sync(self, segments: list[Segment], kernel: KernelSync | None) -> None:
+        self.awaiting.begin()
         try:
-            self._log.sync(segments)
+            for segment in segments:
+                fd = segment.file.fileno()
+                by_kernel = kernel.sync(fd) if kernel is not None and fd is not None else None
+                await (by_kernel if by_kernel is not None else self._threads.run(segment.file.sync))
         finally:
             self.awaiting.end()
 

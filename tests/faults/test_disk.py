@@ -6,8 +6,10 @@ acknowledged. Full: messages are refused with 507, everything else goes on, and 
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+import struct
 import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -43,18 +45,28 @@ def strace() -> list[str]:
     return [path, "-f", "--seccomp-bpf", "-qq"]
 
 
-async def test_a_failed_fdatasync_ends_the_process(strace: list[str], start: Start, tmp_path: Path) -> None:
-    """EIO at the nth flush of the log: the process says so and ends with 1; nothing acknowledged is lost."""
+THREAD = ("inject=io_setup:error=EPERM", f"inject=fdatasync:error=EIO:when={NTH}+")
+EVENT = struct.pack("<QQqq", NTH, 0, -errno.EIO, 0).hex()  # what io_getevents gives for the nth: io_event
+KERNEL = (f"inject=io_getevents:poke_exit=@arg4={EVENT}:when={NTH}",)
+
+
+@pytest.mark.parametrize("injected", [THREAD, KERNEL], ids=["thread", "kernel"])
+async def test_a_failed_fdatasync_ends_the_process(
+    strace: list[str], start: Start, tmp_path: Path, injected: tuple[str, ...]
+) -> None:
+    """EIO at the nth flush of the log: the process says so and ends with 1; nothing acknowledged is lost. By a thread
+    where the kernel's asynchronous I/O is forbidden, else by the kernel."""
     trace = tmp_path / "trace"
     data = tmp_path / "data"
-    failing = [*strace, "-o", str(trace), "-e", "trace=fdatasync", "-P", str(data / "store" / "log" / f"{0:020d}.seg")]
-    service = start(data=data, wrapper=[*failing, "-e", f"inject=fdatasync:error=EIO:when={NTH}+"])
+    faults = [word for fault in injected for word in ("-e", fault)]
+    service = start(data=data, wrapper=[*strace, "-o", str(trace), *faults])
     await service.start()
     checker = Checker()
     async with Load(service.url, checker, (FLUSHED,)) as load:
         load.start()
         assert await service.exited() == 1
-        assert "(INJECTED)" in trace.read_text()
+        assert all(f"{fault.split(':')[0].removeprefix('inject=')}(" in trace.read_text() for fault in injected)
+        assert "INJECTED" in trace.read_text()
         checker.fault("EIO")
         assert "a part died" in service.log()
         assert "Input/output error" in service.log()

@@ -61,6 +61,9 @@ class MemoryFile:
         self._disk.before_sync()
         self._disk.note(Synced(self.inode))
 
+    def fileno(self) -> None:
+        return None
+
     def size(self) -> int:
         return len(self._data)
 

@@ -1,0 +1,113 @@
+"""fdatasync by the kernel alone: what is said of it, and where there is none."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import errno
+import os
+import platform
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from millpond.store import kernel_sync
+from millpond.store.kernel_sync import KernelSync
+
+SECONDS = 10
+
+
+@pytest.fixture
+async def kernel() -> AsyncIterator[KernelSync]:
+    opened = KernelSync.open()
+    if opened is None:
+        pytest.skip("this kernel takes no asynchronous fdatasync")
+    yield opened
+    opened.close()
+
+
+async def test_each_sync_ends_by_itself(kernel: KernelSync, tmp_path: Path) -> None:
+    """One after another, each told once it is done."""
+    with (tmp_path / "file").open("wb") as file:
+        for _ in range(50):
+            file.write(b"x" * 5000)
+            file.flush()
+            future = kernel.sync(file.fileno())
+            assert future is not None
+            assert not future.done()
+            await asyncio.wait_for(future, SECONDS)
+
+
+async def test_what_the_kernel_does_not_take_has_not_begun(kernel: KernelSync) -> None:
+    """A pipe has nothing to be synced, and a closed file nobody to ask: a thread says which error that is."""
+    end, other = os.pipe()
+    assert kernel.sync(end) is None
+    os.close(end)
+    os.close(other)
+    assert kernel.sync(end) is None
+
+
+async def test_an_error_is_that_of_fdatasync(kernel: KernelSync, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the kernel says of a sync that failed is raised; `io_getevents` is told to say so here."""
+    syscall = kernel._syscall
+
+    def failing(number: int, *rest: object) -> int:
+        count = int(syscall(number, *rest))
+        if number == kernel._calls.getevents:
+            kernel._events[0].res = -errno.EIO
+        return count
+
+    monkeypatch.setattr(kernel, "_syscall", failing)
+    read, write = os.memfd_create("file"), b"x"
+    os.write(read, write)
+    future = kernel.sync(read)
+    assert future is not None
+    with pytest.raises(OSError, match="Input/output error") as raised:
+        await asyncio.wait_for(future, SECONDS)
+    assert raised.value.errno == errno.EIO
+    os.close(read)
+
+
+async def test_who_left_is_told_nothing(kernel: KernelSync, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of a sync whose caller was cancelled is not taken for that of the next one."""
+    ended: list[int] = []
+
+    def slow(number: int, *_: object) -> int:
+        if number == kernel._calls.submit:
+            return 1
+        kernel._events[0].data, kernel._events[0].res = ended.pop(), 0
+        return 1
+
+    def end(sync: int) -> None:
+        ended.append(sync)
+        os.eventfd_write(kernel._told, 1)
+        kernel._look()
+
+    monkeypatch.setattr(kernel, "_syscall", slow)
+    left = kernel.sync(0)
+    assert left is not None
+    left.cancel()
+    following = kernel.sync(0)
+    assert following is not None
+    end(1)
+    assert not following.done()
+    end(2)
+    await asyncio.wait_for(following, SECONDS)
+
+
+async def test_none_where_the_kernel_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another processor, or a sandbox that forbids `io_setup`: None, and no descriptor is left behind."""
+    monkeypatch.setattr(platform, "machine", lambda: "s390x")
+    assert KernelSync.open() is None
+    monkeypatch.undo()
+    before = sorted(Path("/proc/self/fd").iterdir())
+    unknown = kernel_sync._Calls(setup=100_000, destroy=0, getevents=0, submit=0)
+    monkeypatch.setitem(kernel_sync._CALLS, platform.machine(), unknown)
+    assert KernelSync.open() is None
+    assert sorted(Path("/proc/self/fd").iterdir()) == before
+
+
+def test_what_the_kernel_reads_has_its_size() -> None:
+    """As linux/aio_abi.h says."""
+    assert (ctypes.sizeof(kernel_sync._Iocb), ctypes.sizeof(kernel_sync._Event)) == (64, 32)
