@@ -15,6 +15,7 @@ everything that waits on it fails, and its owner restarts the store through reco
 from __future__ import annotations
 
 import asyncio
+import logging
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from contextlib import suppress
@@ -26,6 +27,8 @@ from millpond.core.threads import Threads
 from millpond.store.commitlog import Blank, CommitLog, Draft, Segment
 from millpond.store.flushes import Flushes
 from millpond.store.kernel_sync import KernelSync
+
+_log = logging.getLogger("millpond.store")
 
 INLINE_WRITE_BYTES = 128 * KIB  # a copy into the page cache of ~20 us: cheaper than waking a thread
 
@@ -219,6 +222,8 @@ class Writer:
         log = self._log
         loop = asyncio.get_running_loop()
         kernel = KernelSync.open()
+        if kernel is None:
+            _log.info("flushes go through a thread: the kernel takes none by itself here")
         try:
             while True:
                 await self._flush_wake.wait()
