@@ -1,8 +1,9 @@
 """One POST, one fdatasync, one answer to who waits: what no queue that speaks HTTP from Python can pass here.
 
-A process of its own keeps what is posted (one write, one fdatasync in a thread) and gives it to a request that waits
-for it, all that has come since the last one. Nothing is parsed, checked, indexed, leased or acked. The other side is
-the load of `latency`, by the SDK's own HTTP: one POST under way with all that was due meanwhile, one request waiting.
+A process of its own keeps what is posted (one write, one fdatasync by the kernel or in a thread, as the store does)
+and gives it to a request that waits for it, all that has come since the last one. Nothing is parsed, checked,
+indexed, leased or acked. The other side is the load of `latency`, by the SDK's own HTTP: one POST under way with all
+that was due meanwhile, one request waiting.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from millpond.client.load.batched import IDLE_SECONDS, paced
 from millpond.client.load.figures import Times
 from millpond.core.threads import Threads
 from millpond.store.disk import SystemFile
+from millpond.store.kernel_sync import KernelSync
 
 NAME = "a POST, an fdatasync, an answer"
 PUT, TAKE = "/put", "/take"
@@ -77,6 +79,7 @@ class _Keeper:
         self._file = file
         self._at = 0
         self._threads = Threads(1, "handover")
+        self._kernel = KernelSync.open()
         self._kept: list[bytes] = []
         self._taker: asyncio.Future[None] | None = None
 
@@ -84,7 +87,10 @@ class _Keeper:
         body = await request.read()
         if request.path == TAKE:
             return web.Response(body=await self._take())
-        await self._threads.run(self._keep, body)
+        self._file.write(self._at, [body])
+        self._at = (self._at + -(-len(body) // PAGE_BYTES) * PAGE_BYTES) % (FILE_BYTES // 2)
+        synced = self._kernel.sync(self._file.fileno()) if self._kernel is not None else None
+        await (synced if synced is not None else self._threads.run(self._file.sync))
         self._kept.append(body)
         if self._taker is not None:
             self._taker.set_result(None)
@@ -97,11 +103,6 @@ class _Keeper:
             await self._taker
         kept, self._kept = self._kept, []
         return b"".join(kept)
-
-    def _keep(self, body: bytes) -> None:
-        self._file.write(self._at, [body])
-        self._file.sync()
-        self._at = (self._at + -(-len(body) // PAGE_BYTES) * PAGE_BYTES) % (FILE_BYTES // 2)
 
 
 async def _serve(place: str) -> None:
