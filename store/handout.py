@@ -201,7 +201,7 @@ class Handout:
 
     async def _frames_from(self, queue_id: int, first: int, end: int, most: int) -> list[FrameSpot]:
         """Frames from `first` on up to `end`, within what may still be given: what is asked for when that is not many
-        messages, else whole frames behind the first. None when they do not fit, or are less than half of that."""
+        messages, else whole frames behind the first. Nothing when they do not fit, or are less than half of that."""
         whole = most > RECEIVE_MESSAGES
         try:
             # one entry more says whether the last frame goes on

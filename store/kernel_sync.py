@@ -76,7 +76,8 @@ class KernelSync:
     def open(cls) -> Self | None:
         """None where the kernel does not do this."""
         calls = _CALLS.get(platform.machine())
-        if calls is None or sys.platform != "linux" or sys.byteorder != "little":
+        of_64_bits = sys.maxsize > 1 << 32  # the numbers of others are of other calls
+        if calls is None or sys.platform != "linux" or sys.byteorder != "little" or not of_64_bits:
             return None
         try:
             return cls(calls)
