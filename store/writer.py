@@ -25,6 +25,7 @@ from millpond.core.frame import MARK
 from millpond.core.limits import KIB, MARK_IDLE_MS, MIB, UNFLUSHED_BYTES
 from millpond.core.threads import Threads
 from millpond.store.commitlog import Blank, CommitLog, Draft, Segment
+from millpond.store.disk import File
 from millpond.store.flushes import Flushes
 from millpond.store.kernel_sync import KernelSync
 
@@ -105,6 +106,8 @@ class Writer:
         self._written = Waiters()
         self._flushed = Waiters()
         self._threads = Threads(2, "millpond-log")
+        self._kernel: KernelSync | None = None
+        self._kernel_asked = False
         self._zeroing: asyncio.Future[None] | None = None
         self._zeroing_from = 0  # position
         self._mark_timer: asyncio.TimerHandle | None = None
@@ -221,9 +224,6 @@ class Writer:
     async def flush_loop(self) -> None:
         log = self._log
         loop = asyncio.get_running_loop()
-        kernel = KernelSync.open()
-        if kernel is None:
-            _log.info("flushes go through a thread: the kernel takes none by itself here")
         try:
             while True:
                 await self._flush_wake.wait()
@@ -234,7 +234,7 @@ class Writer:
                     end = log.written
                     started = loop.time()
                     segments = log.segments_between(log.flushed, end)
-                    await self._sync(segments, kernel)
+                    await self._sync(segments)
                     self.flushes += 1
                     self.flush_seconds += loop.time() - started
                     log.flushed = log.confirmed = end
@@ -246,18 +246,28 @@ class Writer:
             self._fail(error)
             raise
         finally:
-            if kernel is not None:
-                kernel.close()
+            if self._kernel is not None:
+                self._kernel.close()
 
-    async def _sync(self, segments: list[Segment], kernel: KernelSync | None) -> None:
+    async def _sync(self, segments: list[Segment]) -> None:
         self.awaiting.begin()
         try:
             for segment in segments:
-                fd = segment.file.fileno()
-                by_kernel = kernel.sync(fd) if kernel is not None and fd is not None else None
-                await (by_kernel if by_kernel is not None else self._threads.run(segment.file.sync))
+                await (self._by_kernel(segment.file) or self._threads.run(segment.file.sync))
         finally:
             self.awaiting.end()
+
+    def _by_kernel(self, file: File) -> asyncio.Future[None] | None:
+        """None where a thread must. The kernel is asked for it at the first flush, since giving it back takes 40 ms."""
+        fd = file.fileno()
+        if fd is None:
+            return None
+        if not self._kernel_asked:
+            self._kernel_asked = True
+            self._kernel = KernelSync.open()
+            if self._kernel is None:
+                _log.info("flushes go through a thread: the kernel takes none by itself here")
+        return self._kernel.sync(fd) if self._kernel is not None else None
 
     async def _pace(self) -> None:
         """Nobody waits for this flush (`memory` topics, no reader at their end): let a little more gather, so that
