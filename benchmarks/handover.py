@@ -22,7 +22,7 @@ from millpond.client.load.batched import IDLE_SECONDS, paced
 from millpond.client.load.figures import Times
 from millpond.core.threads import Threads
 from millpond.store.disk import SystemFile
-from millpond.store.kernel_sync import KernelSync
+from millpond.store.kernel_sync import Syncs
 
 NAME = "a POST, an fdatasync, an answer"
 PUT, TAKE = "/put", "/take"
@@ -78,8 +78,7 @@ class _Keeper:
     def __init__(self, file: SystemFile) -> None:
         self._file = file
         self._at = 0
-        self._threads = Threads(1, "handover")
-        self._kernel = KernelSync.open()
+        self._syncs = Syncs(Threads(1, "handover"))
         self._kept: list[bytes] = []
         self._taker: asyncio.Future[None] | None = None
 
@@ -89,8 +88,7 @@ class _Keeper:
             return web.Response(body=await self._take())
         self._file.write(self._at, [body])
         self._at = (self._at + -(-len(body) // PAGE_BYTES) * PAGE_BYTES) % (FILE_BYTES // 2)
-        synced = self._kernel.sync(self._file.fileno()) if self._kernel is not None else None
-        await (synced if synced is not None else self._threads.run(self._file.sync))
+        await self._syncs.sync(self._file)
         self._kept.append(body)
         if self._taker is not None:
             self._taker.set_result(None)

@@ -201,24 +201,27 @@ class Handout:
 
     async def _frames_from(self, queue_id: int, first: int, end: int, most: int) -> list[FrameSpot]:
         """Frames from `first` on up to `end`, within what may still be given: what is asked for when that is not many
-        messages, else whole frames behind the first. Nothing when they do not fit, or are less than half of that."""
+        messages, else whole frames alone. Nothing when they do not fit."""
         whole = most > RECEIVE_MESSAGES
         try:
             # one entry more says whether the last frame goes on
             spots = await self._log.spots(queue_id, first, min(end, first + most + whole))
         except MillpondError:
             return []  # the usual way hands them out without their frames, and the proxy's own read says why
-        if not whole:
-            return spots if sum(spot.length for spot in spots) <= self._bytes else []
-        chosen: list[FrameSpot] = []
-        size = 0
-        for spot in spots:
-            if spot.end - first > most or size + spot.length > self._bytes:
-                enough = 2 * (spot.first - first) >= most or 2 * size >= self._bytes
-                return chosen if enough else []
-            chosen.append(spot)
-            size += spot.length
-        return chosen
+        if whole:
+            return self._whole(spots, most)
+        return spots if sum(spot.length for spot in spots) <= self._bytes else []
+
+    def _whole(self, spots: list[FrameSpot], most: int) -> list[FrameSpot]:
+        """The first of `spots` that go into `most` messages and what may still be given; none when others follow and
+        they are less than half of either."""
+        size = count = 0
+        for number, spot in enumerate(spots):
+            more = spot.end - spots[0].first
+            if more > most or size + spot.length > self._bytes:
+                return spots[:number] if 2 * count >= most or 2 * size >= self._bytes else []
+            size, count = size + spot.length, more
+        return spots
 
     async def _take_matching(self, place: Place, ends: QueueEnds, most: int, tags: npt.NDArray[np.uint32]) -> None:
         cursor = place.cursor

@@ -15,7 +15,6 @@ everything that waits on it fails, and its owner restarts the store through reco
 from __future__ import annotations
 
 import asyncio
-import logging
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from contextlib import suppress
@@ -25,11 +24,8 @@ from millpond.core.frame import MARK
 from millpond.core.limits import KIB, MARK_IDLE_MS, MIB, UNFLUSHED_BYTES
 from millpond.core.threads import Threads
 from millpond.store.commitlog import Blank, CommitLog, Draft, Segment
-from millpond.store.disk import File
 from millpond.store.flushes import Flushes
-from millpond.store.kernel_sync import KernelSync
-
-_log = logging.getLogger("millpond.store")
+from millpond.store.kernel_sync import Syncs
 
 INLINE_WRITE_BYTES = 128 * KIB  # a copy into the page cache of ~20 us: cheaper than waking a thread
 
@@ -106,8 +102,7 @@ class Writer:
         self._written = Waiters()
         self._flushed = Waiters()
         self._threads = Threads(2, "millpond-log")
-        self._kernel: KernelSync | None = None
-        self._kernel_asked = False
+        self._syncs = Syncs(self._threads)
         self._zeroing: asyncio.Future[None] | None = None
         self._zeroing_from = 0  # position
         self._mark_timer: asyncio.TimerHandle | None = None
@@ -246,28 +241,15 @@ class Writer:
             self._fail(error)
             raise
         finally:
-            if self._kernel is not None:
-                self._kernel.close()
+            self._syncs.close()
 
     async def _sync(self, segments: list[Segment]) -> None:
         self.awaiting.begin()
         try:
             for segment in segments:
-                await (self._by_kernel(segment.file) or self._threads.run(segment.file.sync))
+                await self._syncs.sync(segment.file)
         finally:
             self.awaiting.end()
-
-    def _by_kernel(self, file: File) -> asyncio.Future[None] | None:
-        """None where a thread must. The kernel is asked for it at the first flush, since giving it back takes 40 ms."""
-        fd = file.fileno()
-        if fd is None:
-            return None
-        if not self._kernel_asked:
-            self._kernel_asked = True
-            self._kernel = KernelSync.open()
-            if self._kernel is None:
-                _log.info("flushes go through a thread: the kernel takes none by itself here")
-        return self._kernel.sync(fd) if self._kernel is not None else None
 
     async def _pace(self) -> None:
         """Nobody waits for this flush (`memory` topics, no reader at their end): let a little more gather, so that

@@ -7,13 +7,16 @@ import ctypes
 import errno
 import os
 import platform
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from millpond.core.threads import Threads
 from millpond.store import kernel_sync
-from millpond.store.kernel_sync import KernelSync
+from millpond.store.disk import SystemFile
+from millpond.store.kernel_sync import KernelSync, Syncs
 
 SECONDS = 10
 
@@ -59,14 +62,14 @@ async def test_an_error_is_that_of_fdatasync(kernel: KernelSync, monkeypatch: py
         return count
 
     monkeypatch.setattr(kernel, "_syscall", failing)
-    read, write = os.memfd_create("file"), b"x"
-    os.write(read, write)
-    future = kernel.sync(read)
+    file = os.memfd_create("file")
+    os.write(file, b"x")
+    future = kernel.sync(file)
     assert future is not None
     with pytest.raises(OSError, match="Input/output error") as raised:
         await asyncio.wait_for(future, SECONDS)
     assert raised.value.errno == errno.EIO
-    os.close(read)
+    os.close(file)
 
 
 async def test_who_left_is_told_nothing(kernel: KernelSync, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,6 +109,38 @@ async def test_none_where_the_kernel_has_none(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(kernel_sync._CALLS, platform.machine(), unknown)
     assert KernelSync.open() is None
     assert sorted(Path("/proc/self/fd").iterdir()) == before
+
+
+async def test_a_thread_syncs_where_the_kernel_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The kernel is asked once, and the log says once who does it."""
+    asked: list[str] = []
+    monkeypatch.setattr(KernelSync, "open", lambda: asked.append("kernel"))
+    caplog.set_level("INFO", "millpond.store")
+    synced: list[str] = []
+    file = SystemFile(tmp_path / "file", create=True)
+    monkeypatch.setattr(file, "sync", lambda: synced.append(threading.current_thread().name))
+    threads = Threads(1, "syncing")
+    syncs = Syncs(threads)
+    for _ in range(2):
+        await asyncio.wait_for(syncs.sync(file), SECONDS)
+    syncs.close()
+    threads.close(wait=False)
+    assert synced == ["syncing_0"] * 2
+    assert asked == ["kernel"]
+    assert [line.split(":")[0] for line in caplog.messages] == ["flushes go through a thread"]
+
+
+async def test_no_thread_syncs_what_the_kernel_does(kernel: KernelSync, tmp_path: Path) -> None:
+    """`kernel` is asked for only to say whether this one has it."""
+    threads = Threads(1, "syncing")
+    syncs = Syncs(threads)
+    threads.close()  # from here on a call of theirs raises
+    file = SystemFile(tmp_path / "file", create=True)
+    file.write(0, [b"x"])
+    await asyncio.wait_for(syncs.sync(file), SECONDS)
+    syncs.close()
 
 
 def test_what_the_kernel_reads_has_its_size() -> None:
