@@ -133,9 +133,11 @@ class Syncs:
     def sync(self, file: File) -> asyncio.Future[None]:
         """Everything written to `file` is on the disk once this is done. Raises OSError, which is final."""
         fd = file.fileno()
-        kernel = self._by_kernel() if fd is not None else None
-        begun = kernel.sync(fd) if kernel is not None and fd is not None else None
-        return begun if begun is not None else self._threads.run(file.sync)
+        if fd is not None and (kernel := self._by_kernel()) is not None:
+            begun = kernel.sync(fd)
+            if begun is not None:
+                return begun
+        return self._threads.run(file.sync)
 
     def _by_kernel(self) -> KernelSync | None:
         """The kernel is asked for it at the first file that is one of its own, since giving it back takes 40 ms."""
