@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import errno
 import logging
 import os
 import platform
@@ -106,14 +107,19 @@ class KernelSync:
         except BlockingIOError:
             return
         count = self._syscall(self._calls.getevents, self._context, 0, _AT_ONCE, self._events, None)
+        if count < 0 and (error := ctypes.get_errno()) != errno.EINTR:  # interrupted: nothing had ended
+            self._end(error)
         for event in self._events[: max(0, count)]:
-            future = self._future
-            if event.data != self._number or future is None or future.done():
-                continue  # its caller has left
-            if event.res < 0:
-                future.set_exception(OSError(-event.res, os.strerror(-event.res)))
-            else:
-                future.set_result(None)
+            if event.data == self._number:  # else its caller has left
+                self._end(-event.res)
+
+    def _end(self, error: int) -> None:
+        if self._future is None or self._future.done():
+            return
+        if error:
+            self._future.set_exception(OSError(error, os.strerror(error)))
+        else:
+            self._future.set_result(None)
 
     def close(self) -> None:
         """Blocks until a sync that is in flight has ended, which nobody hears of any more."""

@@ -72,6 +72,27 @@ async def test_an_error_is_that_of_fdatasync(kernel: KernelSync, monkeypatch: py
     os.close(file)
 
 
+@pytest.mark.parametrize(("number", "ends"), [(errno.EPERM, True), (errno.EINTR, False)])
+async def test_a_kernel_that_does_not_say_how_it_went_is_an_error(
+    kernel: KernelSync, monkeypatch: pytest.MonkeyPatch, number: int, ends: bool
+) -> None:
+    """A sandbox may forbid `io_getevents` alone: nobody waits for ever. Interrupted, there was nothing to say yet."""
+
+    def refused(call: int, *_: object) -> int:
+        ctypes.set_errno(number)
+        return 1 if call == kernel._calls.submit else -1
+
+    monkeypatch.setattr(kernel, "_syscall", refused)
+    future = kernel.sync(0)
+    assert future is not None
+    os.eventfd_write(kernel._told, 1)
+    kernel._look()
+    assert future.done() == ends
+    if ends:
+        with pytest.raises(PermissionError):
+            await future
+
+
 async def test_who_left_is_told_nothing(kernel: KernelSync, monkeypatch: pytest.MonkeyPatch) -> None:
     """The end of a sync whose caller was cancelled is not taken for that of the next one."""
     ended: list[int] = []
@@ -127,6 +148,7 @@ async def test_a_thread_syncs_where_the_kernel_does_not(
         await asyncio.wait_for(syncs.sync(file), SECONDS)
     syncs.close()
     threads.close(wait=False)
+    file.close()
     assert synced == ["syncing_0"] * 2
     assert asked == ["kernel"]
     assert [line.split(":")[0] for line in caplog.messages] == ["flushes go through a thread"]
@@ -141,6 +163,7 @@ async def test_no_thread_syncs_what_the_kernel_does(kernel: KernelSync, tmp_path
     file.write(0, [b"x"])
     await asyncio.wait_for(syncs.sync(file), SECONDS)
     syncs.close()
+    file.close()
 
 
 def test_what_the_kernel_reads_has_its_size() -> None:
