@@ -92,12 +92,16 @@ class KernelSync:
             return None
 
     def sync(self, fd: int) -> asyncio.Future[None] | None:
-        """What was written to `fd` is on the disk when this is done; raises OSError as fdatasync does. None when the
-        kernel takes it from nobody this way (another file system, too many at once): nothing has begun then."""
+        """What was written to `fd` is on the disk when this is done; raises OSError as fdatasync does.
+
+        Nothing has begun when it is None, the kernel having too much to do, or when this itself raises OSError: it
+        takes no sync of such a file (its file system has none), or of anybody (a sandbox)."""
         self._number += 1
         self._iocb.data, self._iocb.fildes = self._number, fd
         if self._syscall(self._calls.submit, self._context, 1, self._iocbs) != 1:
-            return None
+            if (error := ctypes.get_errno()) == errno.EAGAIN:
+                return None
+            raise OSError(error, os.strerror(error))
         self._future = self._loop.create_future()
         return self._future
 
@@ -135,12 +139,17 @@ class Syncs:
         self._threads = threads
         self._kernel: KernelSync | None = None
         self._asked = False
+        self._refused = False
 
     def sync(self, file: File) -> asyncio.Future[None]:
         """Everything written to `file` is on the disk once this is done. Raises OSError, which is final."""
         fd = file.fileno()
-        if fd is not None and (kernel := self._by_kernel()) is not None:
-            begun = kernel.sync(fd)
+        if fd is not None and not self._refused and (kernel := self._by_kernel()) is not None:
+            try:
+                begun = kernel.sync(fd)
+            except OSError as error:  # whose files are all in one folder: the next would be refused as well
+                begun, self._refused = None, True
+                _log.info("flushes go through a thread: the kernel refuses to do them by itself (%s)", error)
             if begun is not None:
                 return begun
         return self._threads.run(file.sync)

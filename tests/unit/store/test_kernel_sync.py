@@ -45,10 +45,12 @@ async def test_each_sync_ends_by_itself(kernel: KernelSync, tmp_path: Path) -> N
 async def test_what_the_kernel_does_not_take_has_not_begun(kernel: KernelSync) -> None:
     """A pipe has nothing to be synced, and a closed file nobody to ask: a thread says which error that is."""
     end, other = os.pipe()
-    assert kernel.sync(end) is None
+    with pytest.raises(OSError, match=os.strerror(errno.EINVAL)):
+        kernel.sync(end)
     os.close(end)
     os.close(other)
-    assert kernel.sync(end) is None
+    with pytest.raises(OSError, match=os.strerror(errno.EBADF)):
+        kernel.sync(end)
 
 
 async def test_an_error_is_that_of_fdatasync(kernel: KernelSync, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,6 +154,45 @@ async def test_a_thread_syncs_where_the_kernel_does_not(
     assert synced == ["syncing_0"] * 2
     assert asked == ["kernel"]
     assert [line.split(":")[0] for line in caplog.messages] == ["flushes go through a thread"]
+
+
+@pytest.mark.parametrize(
+    ("error", "asked", "said"),
+    [(errno.EAGAIN, 2, []), (errno.EPERM, 1, ["flushes go through a thread"])],
+    ids=["busy", "forbidden"],
+)
+async def test_a_thread_syncs_what_the_kernel_refuses(
+    kernel: KernelSync,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: int,
+    asked: int,
+    said: list[str],
+) -> None:
+    """A busy kernel is asked again. One that forbids `io_submit` alone is not, and the log says so once."""
+    calls: list[int] = []
+
+    def refused(number: int, *_: object) -> int:
+        calls.append(number)
+        ctypes.set_errno(error)
+        return -1
+
+    monkeypatch.setattr(kernel, "_syscall", refused)
+    monkeypatch.setattr(KernelSync, "open", lambda: kernel)
+    caplog.set_level("INFO", "millpond.store")
+    file = SystemFile(tmp_path / "file", create=True)
+    synced: list[str] = []
+    monkeypatch.setattr(file, "sync", lambda: synced.append(threading.current_thread().name))
+    threads = Threads(1, "syncing")
+    syncs = Syncs(threads)
+    for _ in range(2):
+        await asyncio.wait_for(syncs.sync(file), SECONDS)
+    threads.close(wait=False)
+    file.close()
+    assert synced == ["syncing_0"] * 2
+    assert len(calls) == asked
+    assert [line.split(":")[0] for line in caplog.messages] == said
 
 
 async def test_no_thread_syncs_what_the_kernel_does(kernel: KernelSync, tmp_path: Path) -> None:
