@@ -177,11 +177,23 @@ class CommitLog:
         self._disk.rename(name, name)  # the new name is durable before anything in it is promised
         return Segment(base, self.segment_bytes, self._disk.open(name), reserved=not written)
 
-    def recycle_segment(self, old: Segment) -> Segment:
-        """Turn `old`, already dropped from `segments`, into the next one. Its stale frames name other positions."""
+    def recycle_segment(self, old: Segment, written: bool = True) -> Segment:
+        """Turn `old`, already dropped from `segments`, into the next one. Its stale frames name other positions.
+
+        `written`: its blocks stay as they are, which makes syncs short. Else they become as new ones where that can be
+        done: ext4 keeps the pages of large writes to written blocks, and finding a fresh page for each 4 KiB takes ten
+        times as long as the write (`docs/performance.md`). Blocks; may raise OSError (ENOSPC), and the file is gone.
+        """
         base = self.segments[-1].end
-        self._disk.rename(segment_name(old.base), segment_name(base))
-        return Segment(base, self.segment_bytes, old.file, reserved=False)
+        name = segment_name(base)
+        self._disk.rename(segment_name(old.base), name)
+        try:
+            reserved = not written and old.file.unwrite()
+        except OSError:
+            old.file.close()
+            self._disk.remove(name)
+            raise
+        return Segment(base, self.segment_bytes, old.file, reserved=reserved)
 
     def add_segment(self, segment: Segment) -> None:
         assert not self.segments or segment.base == self.segments[-1].end

@@ -10,13 +10,15 @@ allocated before they are written.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import mmap
 import os
+import sys
 import threading
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Protocol
 
@@ -65,6 +67,11 @@ class File(Protocol):
         ...
 
     def zero(self, position: int, length: int) -> None: ...
+
+    def unwrite(self) -> bool:
+        """Zeros again, as after `allocate` without `written`: the blocks stay taken, and what is written to them anew
+        leaves no pages in memory. False when the file system cannot: nothing has changed then. Raises OSError."""
+        ...
 
     def sync(self) -> None:
         """Everything written is on the disk once this returns. A failure is final: the kernel has dropped the pages."""
@@ -139,6 +146,21 @@ def _uncached(transfer: Transfer, fd: int, buffers: Sequence[Buffer], at: int) -
 
 _preadv_uncached = partial(_uncached, os.preadv)
 _pwritev_uncached = partial(_uncached, os.pwritev)
+
+
+_ZERO_RANGE = 0x10 | 0x01  # FALLOC_FL_ZERO_RANGE, FALLOC_FL_KEEP_SIZE
+_CANNOT = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EPERM)  # file systems, kernels, sandboxes
+
+
+@cache
+def _fallocate() -> Callable[[int, int, int, int], int] | None:
+    """fallocate(2), whose modes Python does not have; None where there is none."""
+    found = getattr(ctypes.CDLL(None, use_errno=True), "fallocate", None)
+    if found is None or sys.maxsize <= 1 << 32:  # there offsets are not those of the C library's type
+        return None
+    found.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    call: Callable[[int, int, int, int], int] = found
+    return call
 
 
 def _split(buffers: Sequence[Buffer], length: int) -> tuple[list[Buffer], list[Buffer]]:
@@ -310,6 +332,17 @@ class SystemFile:
             step = min(end - position, len(_ZEROS))
             self.write(position, [memoryview(_ZEROS)[:step]])
             position += step
+
+    def unwrite(self) -> bool:
+        call = _fallocate()
+        if call is None or not _Uncached.flag:
+            return False
+        if call(self._fd, _ZERO_RANGE, 0, self.size()) == 0:
+            return True
+        error = ctypes.get_errno()
+        if error not in _CANNOT:
+            raise OSError(error, os.strerror(error))
+        return False
 
     def sync(self) -> None:
         os.fdatasync(self._fd)

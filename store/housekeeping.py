@@ -146,19 +146,20 @@ class Housekeeping:
             assert log.drop_first_segment() is old
             self._tail.directory.forget(old.base)
             await self._tail.directory.remove_file(old.base)
-            segment = await self._threads.run(log.recycle_segment, old)
             self.segments_recycled += 1
-        else:
-            try:
+        try:
+            if old is not None:
+                segment = await self._threads.run(log.recycle_segment, old, self._calm())
+            else:
                 segment = await self._threads.run(log.allocate_segment, self._calm())
-            except OSError as error:
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                    raise
-                if not self.disk_full:
-                    _log.warning("the disk is full: messages are refused once the open segment is")
-                self.disk_full = True
-                self._ready.set()  # who waits for the segment is told so now
-                return False
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            if not self.disk_full:
+                _log.warning("the disk is full: messages are refused once the open segment is")
+            self.disk_full = True
+            self._ready.set()  # who waits for the segment is told so now
+            return False
         log.add_segment(segment)
         return True
 

@@ -57,6 +57,11 @@ class MemoryFile:
     def zero(self, position: int, length: int) -> None:
         self.write(position, [bytes(length)])
 
+    def unwrite(self) -> bool:
+        """As writing zeros: until the next sync a power cut may leave any of the old pages."""
+        self.write(0, [bytes(len(self._data))])
+        return True
+
     def sync(self) -> None:
         self._disk.before_sync()
         self._disk.note(Synced(self.inode))

@@ -65,6 +65,40 @@ def test_large_writes_leave_no_pages(file: File, tmp_path: Path, beyond: int) ->
     assert _cached_pages(tmp_path / "one") == [(total - 1) // mmap.PAGESIZE]
 
 
+def test_what_is_unwritten_is_empty_and_leaves_no_pages_again(file: File, tmp_path: Path) -> None:
+    """Pages of large writes to blocks that were written to before stay in memory (ext4); unwritten ones do not have
+    any. The blocks stay taken, and the file as long as it was."""
+    total = 4 * UNCACHED_WRITE_BYTES
+    file.allocate(total, written=True)
+    blocks = (tmp_path / "one").stat().st_blocks
+    file.write(0, [os.urandom(total)])
+    file.sync()
+    if not file.unwrite():
+        pytest.skip("this kernel or filesystem cannot take back what was written")
+    assert (tmp_path / "one").stat().st_blocks == blocks
+    file.write(0, [bytes(total // 2)])
+    file.sync()
+    assert _cached_pages(tmp_path / "one") == [total // 2 // mmap.PAGESIZE - 1]
+    assert file.read(0, total + 1) == bytes(total)
+
+
+@pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.EPERM])
+def test_what_cannot_be_unwritten_stays(file: File, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """A file system without it, or a sandbox: nothing has changed."""
+    monkeypatch.setattr(disk_module, "_fallocate", lambda: lambda *_: ctypes.set_errno(number) or -1)
+    file.write(0, [b"there"])
+    assert not file.unwrite()
+    assert file.read(0, 10) == b"there"
+
+
+def test_a_failure_to_unwrite_is_not_swallowed(file: File, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some file systems give the blocks back first, and then have no room."""
+    monkeypatch.setattr(disk_module, "_fallocate", lambda: lambda *_: ctypes.set_errno(errno.ENOSPC) or -1)
+    monkeypatch.setattr(_Uncached, "flag", 0x80)
+    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+        file.unwrite()
+
+
 @pytest.mark.usefixtures("flag")
 def test_an_older_kernel_is_written_to_the_usual_way(file: File, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the flag is refused, the same bytes go without it, and it is not tried again."""

@@ -175,7 +175,7 @@ async def test_each_block_is_zeroed_once_some_way_behind_the_tail(store: LocalSt
 
 
 async def test_recycled_segments_and_the_first_are_not_zeroed(disk: ZeroDisk, tmp_path: Path) -> None:
-    """Their blocks were written to before."""
+    """Their blocks were written to before; unless a burst is to be written to a recycled one."""
     store = await open_store(disk, StoreMetadata(), tmp_path, segment_bytes=SEGMENT)
     log = store.engine.log
     assert log.next_blank() is None
@@ -183,6 +183,7 @@ async def test_recycled_segments_and_the_first_are_not_zeroed(disk: ZeroDisk, tm
     old = log.allocate_segment(written=False)
     assert old.reserved
     assert not log.recycle_segment(old).reserved
+    assert log.recycle_segment(log.allocate_segment(), written=False).reserved
     await store.close()
 
 
