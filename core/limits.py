@@ -84,6 +84,7 @@ CLAIM_MS = 5_000  # a range handed to a proxy for filtering, in memory only
 INLINE_FRAME_BYTES = 64 * KIB  # frames up to here travel with a grant even when it takes few of their rows
 RECENT_BYTES = 48 * MIB  # the last frames, kept in memory for who follows the tail
 BEGUN_BYTES = 32 * MIB  # frames that were read for a part of their rows, kept for who reads on: two of the largest
+BEGUN_SECONDS = 4.0  # .. until none was begun for so long: they are not held at rest
 AHEAD_BYTES = 48 * MIB  # held by frames that were read before they are asked for
 AHEAD_LEAST_BYTES = 512 * KIB  # smaller reads are not worth one ahead of them
 AHEAD_SECONDS = 2.0  # how long such a frame waits to be asked for

@@ -13,6 +13,7 @@ is kept for a while: the rest is likely asked for next.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
@@ -22,7 +23,7 @@ import pyarrow as pa
 
 from millpond.core.errors import BelowLocal, Internal
 from millpond.core.frame import HEADER_BYTES, FrameHeader, unpack_header
-from millpond.core.limits import BEGUN_BYTES, KIB, MIB
+from millpond.core.limits import BEGUN_BYTES, BEGUN_SECONDS, KIB, MIB
 from millpond.core.threads import Threads
 from millpond.store.client import StoredFrame
 from millpond.store.commitlog import Segment
@@ -75,6 +76,8 @@ class FrameReader:
         self._quarantine = quarantine
         self._flushes = flushes
         self._begun = Recent(BEGUN_BYTES)
+        self._begun_at = 0.0  # when the last was kept, by the loop's clock
+        self._forgetting: asyncio.TimerHandle | None = None
         self._threads = Threads(2, "millpond-read")
         self._background = Threads(1, "millpond-seal-read")
 
@@ -126,6 +129,18 @@ class FrameReader:
             if 0 < spot.end - spot.first < frame.count and self._begun.get(frame.position) is None:
                 alone = 2 * spot.length > sum(one.length for one in spots)  # else it would keep its neighbours too
                 self._begun.add(frame if alone else _copied(frame))
+                self._begun_at = asyncio.get_running_loop().time()
+        if self._begun.bytes and self._forgetting is None:
+            self._forgetting = asyncio.get_running_loop().call_later(BEGUN_SECONDS, self._forget_begun)
+
+    def _forget_begun(self) -> None:
+        """All of them, once nobody has begun another for so long: a store at rest need not hold them."""
+        rest = self._begun_at + BEGUN_SECONDS - asyncio.get_running_loop().time()
+        if rest > 0:
+            self._forgetting = asyncio.get_running_loop().call_later(rest, self._forget_begun)
+        else:
+            self._forgetting = None
+            self._begun = Recent(BEGUN_BYTES)
 
     async def timestamps(self, spots: list[FrameSpot]) -> list[int]:
         """Store timestamps (ms) of the frames at `spots`, from their headers alone."""

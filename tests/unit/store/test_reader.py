@@ -10,7 +10,7 @@ import pytest
 from support.disks import MemoryDisk
 from support.stores import StoreMetadata, append, bodies_of, messages, open_store
 
-from millpond.core.limits import BEGUN_BYTES
+from millpond.core.limits import BEGUN_BYTES, BEGUN_SECONDS
 from millpond.store.directory import FrameSpot
 from millpond.store.flushes import Flushes
 from millpond.store.local import LocalStore
@@ -71,6 +71,21 @@ async def test_a_frame_that_is_wanted_whole_is_not_kept(store: LocalStore, reade
     await reader.frames(whole)
     await reader.frames(whole)
     assert len(reader.loaded) == 2
+
+
+async def test_begun_frames_are_forgotten_at_rest(store: LocalStore, reader: CountingReader) -> None:
+    """Once none was begun for a while, by a timer that is set with the first."""
+    await reader.frames(await spots(store, 0, 10))
+    timer = reader._forgetting
+    assert timer is not None
+    reader._forget_begun()
+    assert reader._begun.bytes, "the last was begun just now"
+    reader._begun_at -= BEGUN_SECONDS
+    reader._forget_begun()
+    assert (reader._begun.bytes, reader._forgetting) == (0, None)
+    await reader.frames(await spots(store, 10, 20))
+    assert len(reader.loaded) == 2
+    assert reader._forgetting is not None
 
 
 async def test_a_begun_frame_does_not_keep_its_neighbours(store: LocalStore, reader: CountingReader) -> None:
