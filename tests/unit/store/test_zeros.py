@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import random
 import threading
 from collections.abc import AsyncIterator
@@ -15,7 +17,7 @@ from support.stores import StoreMetadata, append, bodies_of, messages, open_stor
 from millpond.core.limits import KIB, MIB
 from millpond.store import housekeeping
 from millpond.store.client import ReadRequest
-from millpond.store.commitlog import Blank
+from millpond.store.commitlog import Blank, Segment, segment_name
 from millpond.store.local import LocalStore
 
 SEGMENT = MIB
@@ -185,6 +187,53 @@ async def test_recycled_segments_and_the_first_are_not_zeroed(disk: ZeroDisk, tm
     assert not log.recycle_segment(old).reserved
     assert log.recycle_segment(log.allocate_segment(), written=False).reserved
     await store.close()
+
+
+def recycle(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> MemoryFile:
+    """From now on the first segment, and no other, may go once it is closed, needed or not: its file."""
+    log, directory = store.engine.log, store.engine.tail.directory
+    first = log.segments[0]
+
+    def oldest() -> Segment | None:
+        return first if log.segments[0] is first and directory.is_closed(first.base) else None
+
+    monkeypatch.setattr(store.engine.housekeeping, "_recyclable", oldest)
+    assert isinstance(first.file, MemoryFile)
+    return first.file
+
+
+@pytest.mark.parametrize("calm", [False, True], ids=["burst", "calm"])
+async def test_a_burst_has_recycled_segments_made_unwritten(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch, calm: bool
+) -> None:
+    """Large writes to written blocks leave their pages in memory; after a calm segment short flushes matter more."""
+    if calm:
+        monkeypatch.setattr(housekeeping, "CALM_BYTES_PER_SECOND", 1 << 60)
+    file, log = recycle(store, monkeypatch), store.engine.log
+    async with asyncio.timeout(10):
+        while not (again := [segment for segment in log.segments[1:] if segment.file is file]):
+            await append(store, messages([b"x" * 60 * KIB]))
+    assert [segment.reserved for segment in again] == [not calm]
+
+
+async def test_a_segment_that_cannot_be_made_again_is_given_up(
+    store: LocalStore, disk: ZeroDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system may give blocks back first and then have no room: the disk is full until there is some again."""
+    file, log = recycle(store, monkeypatch), store.engine.log
+
+    def no_room() -> bool:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(file, "unwrite", no_room)
+    async with asyncio.timeout(10):
+        while log.tail < 4 * SEGMENT:
+            await append(store, messages([b"x" * 60 * KIB]))
+    assert (log.segments[0].base, store.engine.housekeeping.disk_full) == (SEGMENT, False)
+    files = [f"log/{name}" for name in disk.names("log") if name.endswith(".seg")]
+    assert files == [segment_name(segment.base) for segment in log.segments]
+    inodes = [segment.file.inode for segment in log.segments if isinstance(segment.file, MemoryFile)]
+    assert inodes and file.inode not in inodes, "the room that it still takes is given back"
 
 
 async def test_a_store_at_rest_zeroes_what_comes_next(
