@@ -184,16 +184,14 @@ class CommitLog:
         done: ext4 keeps the pages of large writes to written blocks, and finding a fresh page for each 4 KiB takes ten
         times as long as the write (`docs/performance.md`). Blocks; may raise OSError (ENOSPC), and the file is gone.
         """
-        base = self.segments[-1].end
-        name = segment_name(base)
-        self._disk.rename(segment_name(old.base), name)
+        segment = Segment(self.segments[-1].end, self.segment_bytes, old.file, reserved=False)
+        self._disk.rename(segment_name(old.base), segment_name(segment.base))
         try:
-            reserved = not written and old.file.unwrite()
+            segment.reserved = not written and segment.file.unwrite()
         except OSError:
-            old.file.close()
-            self._disk.remove(name)
+            self.remove_segment_file(segment)
             raise
-        return Segment(base, self.segment_bytes, old.file, reserved=reserved)
+        return segment
 
     def add_segment(self, segment: Segment) -> None:
         assert not self.segments or segment.base == self.segments[-1].end

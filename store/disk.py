@@ -335,7 +335,7 @@ class SystemFile:
 
     def unwrite(self) -> bool:
         call = _fallocate()
-        if call is None or not _Uncached.flag:
+        if call is None or not _Uncached.flag:  # without the flag pages stay whatever they are written to
             return False
         if call(self._fd, _ZERO_RANGE, 0, self.size()) == 0:
             return True

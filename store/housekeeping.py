@@ -16,6 +16,7 @@ import asyncio
 import errno
 import logging
 from collections.abc import Callable
+from functools import partial
 
 from millpond.core.limits import MIB
 from millpond.core.threads import Threads
@@ -141,17 +142,15 @@ class Housekeeping:
     async def _one_more_segment(self) -> bool:
         """Recycle or allocate a segment; False when the disk is full."""
         log = self._tail.log
-        old = self._recyclable()
+        make, old = log.allocate_segment, self._recyclable()
         if old is not None:
             assert log.drop_first_segment() is old
             self._tail.directory.forget(old.base)
             await self._tail.directory.remove_file(old.base)
             self.segments_recycled += 1
+            make = partial(log.recycle_segment, old)
         try:
-            if old is not None:
-                segment = await self._threads.run(log.recycle_segment, old, self._calm())
-            else:
-                segment = await self._threads.run(log.allocate_segment, self._calm())
+            segment = await self._threads.run(make, self._calm())
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise

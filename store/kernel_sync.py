@@ -6,7 +6,7 @@ A thread needs the interpreter before its fdatasync and behind it, and gets it w
 it up: with 1,000 messages a second of `memory` topics an append was confirmed 4.4 ms after it at p50, 1.4 this way.
 
 Not everywhere: Linux from 4.18 on, on the processors below, where nothing forbids io_setup and `fs.aio-max-nr` is not
-used up. `KernelSync.open` says None elsewhere, and `Syncs` has a thread do it.
+used up. `KernelSync.open` says so elsewhere, and `Syncs` has a thread do it.
 """
 
 from __future__ import annotations
@@ -80,16 +80,13 @@ class KernelSync:
         self._loop.add_reader(self._told, self._look)
 
     @classmethod
-    def open(cls) -> Self | None:
-        """None where the kernel does not do this."""
+    def open(cls) -> Self:
+        """Raises OSError where the kernel does not do this."""
         calls = _CALLS.get(platform.machine())
         of_64_bits = sys.maxsize > 1 << 32  # the numbers of others are of other calls
         if calls is None or sys.platform != "linux" or sys.byteorder != "little" or not of_64_bits:
-            return None
-        try:
-            return cls(calls)
-        except OSError:
-            return None
+            raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+        return cls(calls)
 
     def sync(self, fd: int) -> asyncio.Future[None] | None:
         """What was written to `fd` is on the disk when this is done; raises OSError as fdatasync does.
@@ -138,30 +135,25 @@ class Syncs:
     def __init__(self, threads: Threads) -> None:
         self._threads = threads
         self._kernel: KernelSync | None = None
-        self._asked = False
         self._refused = False
 
     def sync(self, file: File) -> asyncio.Future[None]:
         """Everything written to `file` is on the disk once this is done. Raises OSError, which is final."""
         fd = file.fileno()
-        if fd is not None and not self._refused and (kernel := self._by_kernel()) is not None:
-            try:
-                begun = kernel.sync(fd)
-            except OSError as error:  # whose files are all in one folder: the next would be refused as well
-                begun, self._refused = None, True
-                _log.info("flushes go through a thread: the kernel refuses to do them by itself (%s)", error)
-            if begun is not None:
-                return begun
-        return self._threads.run(file.sync)
+        begun = None if fd is None or self._refused else self._by_kernel(fd)
+        return self._threads.run(file.sync) if begun is None else begun
 
-    def _by_kernel(self) -> KernelSync | None:
-        """The kernel is asked for it at the first file that is one of its own, since giving it back takes 40 ms."""
-        if not self._asked:
-            self._asked = True
-            self._kernel = KernelSync.open()
+    def _by_kernel(self, fd: int) -> asyncio.Future[None] | None:
+        """The kernel is asked for it at the first file that is one of its own, since giving it back takes 40 ms; and
+        never again once it refuses, since all files are in one folder."""
+        try:
             if self._kernel is None:
-                _log.info("flushes go through a thread: the kernel takes none by itself here")
-        return self._kernel
+                self._kernel = KernelSync.open()
+            return self._kernel.sync(fd)
+        except OSError as error:
+            self._refused = True
+            _log.info("flushes go through a thread: the kernel does none by itself here (%s)", error)
+            return None
 
     def close(self) -> None:
         """Blocks until a sync by the kernel has ended; the threads are their owner's."""

@@ -76,7 +76,6 @@ class FrameReader:
         self._quarantine = quarantine
         self._flushes = flushes
         self._begun = Recent(BEGUN_BYTES)
-        self._begun_at = 0.0  # when the last was kept, by the loop's clock
         self._forgetting: asyncio.TimerHandle | None = None
         self._threads = Threads(2, "millpond-read")
         self._background = Threads(1, "millpond-seal-read")
@@ -129,18 +128,9 @@ class FrameReader:
             if 0 < spot.end - spot.first < frame.count and self._begun.get(frame.position) is None:
                 alone = 2 * spot.length > sum(one.length for one in spots)  # else it would keep its neighbours too
                 self._begun.add(frame if alone else _copied(frame))
-                self._begun_at = asyncio.get_running_loop().time()
-        if self._begun.bytes and self._forgetting is None:
-            self._forgetting = asyncio.get_running_loop().call_later(BEGUN_SECONDS, self._forget_begun)
-
-    def _forget_begun(self) -> None:
-        """All of them, once nobody has begun another for so long: a store at rest need not hold them."""
-        rest = self._begun_at + BEGUN_SECONDS - asyncio.get_running_loop().time()
-        if rest > 0:
-            self._forgetting = asyncio.get_running_loop().call_later(rest, self._forget_begun)
-        else:
-            self._forgetting = None
-            self._begun = Recent(BEGUN_BYTES)
+                if self._forgetting is not None:
+                    self._forgetting.cancel()
+                self._forgetting = asyncio.get_running_loop().call_later(BEGUN_SECONDS, self._begun.clear)
 
     async def timestamps(self, spots: list[FrameSpot]) -> list[int]:
         """Store timestamps (ms) of the frames at `spots`, from their headers alone."""
@@ -205,6 +195,8 @@ class FrameReader:
             frames.append(stored_frame(header, data.slice(at, spot.length)))
 
     def close(self) -> None:
+        if self._forgetting is not None:
+            self._forgetting.cancel()
         self._threads.close()
         self._background.close()
 

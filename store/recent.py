@@ -28,6 +28,10 @@ class Recent:
         while self.bytes > self._most_bytes:
             self.bytes -= _size(self._frames.pop(next(iter(self._frames))))
 
+    def clear(self) -> None:
+        self._frames.clear()
+        self.bytes = 0
+
     def get(self, position: int) -> StoredFrame | None:
         return self._frames.get(position)
 

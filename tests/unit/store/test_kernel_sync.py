@@ -23,9 +23,10 @@ SECONDS = 10
 
 @pytest.fixture
 async def kernel() -> AsyncIterator[KernelSync]:
-    opened = KernelSync.open()
-    if opened is None:
-        pytest.skip("this kernel takes no asynchronous fdatasync")
+    try:
+        opened = KernelSync.open()
+    except OSError as error:
+        pytest.skip(f"this kernel takes no asynchronous fdatasync: {error}")
     yield opened
     opened.close()
 
@@ -122,15 +123,17 @@ async def test_who_left_is_told_nothing(kernel: KernelSync, monkeypatch: pytest.
     await asyncio.wait_for(following, SECONDS)
 
 
-async def test_none_where_the_kernel_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another processor, or a sandbox that forbids `io_setup`: None, and no descriptor is left behind."""
+async def test_it_says_so_where_the_kernel_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another processor, or a sandbox that forbids `io_setup`: said, and no descriptor is left behind."""
     monkeypatch.setattr(platform, "machine", lambda: "s390x")
-    assert KernelSync.open() is None
+    with pytest.raises(OSError, match=os.strerror(errno.ENOSYS)):
+        KernelSync.open()
     monkeypatch.undo()
     before = sorted(Path("/proc/self/fd").iterdir())
     unknown = kernel_sync._Calls(setup=100_000, destroy=0, getevents=0, submit=0)
     monkeypatch.setitem(kernel_sync._CALLS, platform.machine(), unknown)
-    assert KernelSync.open() is None
+    with pytest.raises(OSError, match="io_setup"):
+        KernelSync.open()
     assert sorted(Path("/proc/self/fd").iterdir()) == before
 
 
@@ -139,7 +142,12 @@ async def test_a_thread_syncs_where_the_kernel_does_not(
 ) -> None:
     """The kernel is asked once, and the log says once who does it."""
     asked: list[str] = []
-    monkeypatch.setattr(KernelSync, "open", lambda: asked.append("kernel"))
+
+    def refused() -> KernelSync:
+        asked.append("kernel")
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(KernelSync, "open", refused)
     caplog.set_level("INFO", "millpond.store")
     synced: list[str] = []
     file = SystemFile(tmp_path / "file", create=True)

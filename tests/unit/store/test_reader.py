@@ -10,7 +10,8 @@ import pytest
 from support.disks import MemoryDisk
 from support.stores import StoreMetadata, append, bodies_of, messages, open_store
 
-from millpond.core.limits import BEGUN_BYTES, BEGUN_SECONDS
+from millpond.core.limits import BEGUN_BYTES
+from millpond.store import reader as reader_module
 from millpond.store.directory import FrameSpot
 from millpond.store.flushes import Flushes
 from millpond.store.local import LocalStore
@@ -73,19 +74,23 @@ async def test_a_frame_that_is_wanted_whole_is_not_kept(store: LocalStore, reade
     assert len(reader.loaded) == 2
 
 
-async def test_begun_frames_are_forgotten_at_rest(store: LocalStore, reader: CountingReader) -> None:
-    """Once none was begun for a while, by a timer that is set with the first."""
+async def test_begun_frames_are_forgotten_at_rest(
+    store: LocalStore, reader: CountingReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once none was begun for a while: each that is sets the timer anew."""
     await reader.frames(await spots(store, 0, 10))
-    timer = reader._forgetting
-    assert timer is not None
-    reader._forget_begun()
-    assert reader._begun.bytes, "the last was begun just now"
-    reader._begun_at -= BEGUN_SECONDS
-    reader._forget_begun()
-    assert (reader._begun.bytes, reader._forgetting) == (0, None)
+    first = reader._forgetting
+    assert first is not None
+    forgotten, clear = asyncio.Event(), reader._begun.clear
+    monkeypatch.setattr(reader._begun, "clear", lambda: forgotten.set() or clear())
+    monkeypatch.setattr(reader_module, "BEGUN_SECONDS", 0.01)
+    await reader.frames(await spots(store, ROWS, ROWS + 10))
+    assert first.cancelled()
+    async with asyncio.timeout(10):
+        await forgotten.wait()
+    assert reader._begun.bytes == 0
     await reader.frames(await spots(store, 10, 20))
-    assert len(reader.loaded) == 2
-    assert reader._forgetting is not None
+    assert len(reader.loaded) == 3
 
 
 async def test_a_begun_frame_does_not_keep_its_neighbours(store: LocalStore, reader: CountingReader) -> None:
