@@ -18,6 +18,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import Protocol
@@ -26,11 +27,12 @@ import pyarrow as pa
 
 from millpond.core.gathered import Buffer
 from millpond.core.limits import KIB, MIB
-from millpond.core.tier.gentle import STEP_BYTES
+from millpond.core.tier.gentle import SHRINK_BYTES, STEP_BYTES, shrink
 
 _VECTOR = 1024  # IOV_MAX of Linux
 _ZEROS = bytes(MIB)
 _ALLOCATE_STEP = 8 * MIB
+_GONE = ".gone"  # behind the name of a file whose blocks are being given back
 UNCACHED_WRITE_BYTES = 128 * KIB  # smaller writes share pages with what follows: those stay
 
 
@@ -108,7 +110,7 @@ class Disk(Protocol):
         ...
 
     def remove(self, name: str) -> None:
-        """Durable when it returns; absent is fine."""
+        """Durable when it returns; absent is fine. What a power cut leaves of it goes with the next `lock`."""
         ...
 
     def free_bytes(self) -> int: ...
@@ -402,8 +404,14 @@ class SystemDisk:
         _sync_folder((self.root / to).parent)
 
     def remove(self, name: str) -> None:
-        (self.root / name).unlink(missing_ok=True)
-        _sync_folder((self.root / name).parent)
+        path = self.root / name
+        with suppress(FileNotFoundError):
+            if path.stat().st_size > SHRINK_BYTES:
+                path = path.rename(path.with_name(path.name + _GONE))
+                _sync_folder(path.parent)  # what is under the old name is whole, or not there
+                shrink(path)
+            path.unlink()
+        _sync_folder(path.parent)
 
     def free_bytes(self) -> int:
         stat = os.statvfs(self.root)
@@ -417,6 +425,9 @@ class SystemDisk:
             os.close(fd)
             raise
         self._lock_fd = fd
+        for left in self.root.rglob(f"*{_GONE}"):
+            shrink(left)
+            left.unlink()
 
     def close(self) -> None:
         if self._lock_fd is not None:

@@ -189,6 +189,8 @@ class FrameReader:
     def _parse(self, extent: Extent, data: pa.Buffer, frames: list[StoredFrame]) -> None:
         for spot in extent.spots:
             at = spot.position - extent.position
+            if at + spot.length > data.size:  # the file ends before it: its blocks are being given back
+                raise DamagedFrame(spot.position, spot.position + spot.length)
             header = unpack_header(memoryview(data)[at : at + HEADER_BYTES], self._log.seed)
             if header is None or header.position != spot.position or header.length != spot.length:
                 raise DamagedFrame(spot.position, spot.position + spot.length)

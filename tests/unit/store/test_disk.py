@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from millpond.core.tier.gentle import STEP_BYTES
+from millpond.core.tier.gentle import SHRINK_BYTES, STEP_BYTES
 from millpond.store import disk as disk_module
 from millpond.store.disk import UNCACHED_WRITE_BYTES, File, SystemDisk, _split, _Uncached
 
@@ -209,3 +209,51 @@ def test_a_closed_file_is_not_read(tmp_path: Path) -> None:
     file.close()
     with pytest.raises(OSError, match="closed"):
         file.read_gently(0, 10, lambda: None, True)
+
+
+class _PowerCut(Exception):
+    """The machine went off before this call."""
+
+
+@pytest.fixture(name="large")
+def _large(tmp_path: Path) -> Path:
+    """A file of several steps of removal."""
+    path = tmp_path / "log" / "0.seg"
+    path.parent.mkdir()
+    path.write_bytes(b"x" * (3 * SHRINK_BYTES))
+    return path
+
+
+def test_what_is_removed_is_gone(tmp_path: Path, large: Path) -> None:
+    """Large or small, and whatever it was called; what was never there as well."""
+    small = tmp_path / "log" / "small"
+    small.write_bytes(b"x")
+    disk = SystemDisk(tmp_path)
+    for name in ("log/0.seg", "log/small", "log/absent"):
+        disk.remove(name)
+    assert list(large.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("syncs", range(1, 4))
+def test_a_power_cut_leaves_no_part_of_a_file_under_its_name(
+    tmp_path: Path, large: Path, syncs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever sync it comes before; and what it leaves is gone once the directory is locked again."""
+    real, left = os.fsync, syncs
+
+    def fsync(handle: int) -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            raise _PowerCut
+        real(handle)
+
+    with monkeypatch.context() as patch, pytest.raises(_PowerCut):
+        patch.setattr(os, "fsync", fsync)
+        SystemDisk(tmp_path).remove("log/0.seg")
+    assert not large.exists()
+    assert len(list(large.parent.iterdir())) == 1
+    disk = SystemDisk(tmp_path)
+    disk.lock()
+    disk.close()
+    assert list(large.parent.iterdir()) == []

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
-from support.disks import MemoryDisk
+from support.disks import MemoryDisk, MemoryFile
 from support.stores import StoreMetadata, append, bodies_of, messages, open_store
 
+from millpond.core.errors import BelowLocal, Internal
 from millpond.core.limits import BEGUN_BYTES
 from millpond.store import reader as reader_module
 from millpond.store.directory import FrameSpot
@@ -126,3 +127,24 @@ async def test_a_gentle_read_gives_the_same(store: LocalStore, reader: CountingR
     reader.flushes.awaited()
     frames = await reader.frames(await spots(store, 0, 3 * ROWS), background=background)
     assert [bodies_of(frame) for frame in frames] == [[bytes([number]) + BODY] * ROWS for number in range(3)]
+
+
+@pytest.mark.parametrize("gone", [False, True])
+async def test_a_frame_whose_file_ends_within_it(
+    store: LocalStore, reader: CountingReader, monkeypatch: pytest.MonkeyPatch, *, gone: bool
+) -> None:
+    """It is damaged; or its segment was given back to the disk while it was read, which is no damage."""
+    log, [spot] = store.engine.log, await spots(store, 0, ROWS)
+
+    async def run(call: Callable[..., object], *arguments: object) -> object:
+        file = log.segments[0].file
+        assert isinstance(file, MemoryFile)
+        del file._data[spot.position + spot.length // 2 :]
+        if gone:
+            monkeypatch.setattr(log, "segment_of", lambda _position: None)
+        return call(*arguments)
+
+    monkeypatch.setattr(reader._threads, "run", run)
+    with pytest.raises(BelowLocal if gone else Internal) as caught:
+        await reader.frames([spot])
+    assert caught.value.code == ("below_local" if gone else "corrupt_range")

@@ -6,6 +6,7 @@ import errno
 import os
 import threading
 from collections.abc import Iterator
+from itertools import pairwise
 from mmap import mmap
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from millpond.core.tier import gentle
-from millpond.core.tier.gentle import ALLOCATE_BYTES, STEP_BYTES, GentleFile, Steps, read_through
+from millpond.core.tier.gentle import ALLOCATE_BYTES, SHRINK_BYTES, STEP_BYTES, GentleFile, Steps, read_through, shrink
 
 
 @pytest.fixture(name="ways", params=["direct", "refused at open", "refused at write"])
@@ -108,3 +109,20 @@ def test_steps_are_spread_until_somebody_may_hurry() -> None:
     waiting.join(10)
     assert not waiting.is_alive()
     assert steps.long
+
+
+@pytest.mark.parametrize("beyond", [-1, 0, 1])
+def test_a_file_is_given_back_step_by_step(tmp_path: Path, beyond: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more than SHRINK_BYTES between two syncs, so that a sync of another file waits for no more than that."""
+    path, real = tmp_path / "one", os.fsync
+    path.write_bytes(b"x" * (3 * SHRINK_BYTES + beyond))
+    sizes = [path.stat().st_size]
+
+    def fsync(handle: int) -> None:
+        real(handle)
+        sizes.append(os.fstat(handle).st_size)
+
+    monkeypatch.setattr(gentle.os, "fsync", fsync)
+    shrink(path)
+    assert {before - after for before, after in pairwise(sizes)} == {SHRINK_BYTES}
+    assert 0 < path.stat().st_size == sizes[-1] <= SHRINK_BYTES

@@ -371,11 +371,15 @@ async def test_damage_is_found_quarantined_and_sealed_around(place: Place) -> No
     assert rows[1] == wanted(10)[1]
 
 
-async def test_a_segment_that_the_process_cannot_read(place: Place) -> None:
-    """The store can, so nothing is damaged: sealing waits, says why, and loses nothing."""
+@pytest.mark.parametrize("part", [False, True])
+async def test_a_segment_that_the_process_cannot_read(place: Place, *, part: bool) -> None:
+    """Not at all, or no longer to its end. The store can, so nothing is damaged: sealing waits, says why, and loses
+    nothing."""
     await place.fill(40)
     path = place.folder / "store" / "log" / f"{0:020d}.seg"
     away = path.rename(path.with_suffix(".away"))
+    if part:
+        path.write_bytes(away.read_bytes()[: SEGMENT_BYTES // 2])
     with pytest.raises(Unavailable, match="cannot be read for sealing"):
         await place.seal()
     assert place.engine.quarantined == []
