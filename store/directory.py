@@ -141,13 +141,8 @@ class Directory:
             if found is not None:
                 candidates.append(found)
                 break
-        for index in self._memory():
-            for first, end in index.runs_of(queue_id):
-                found = _first_at(index.entries(queue_id, first, end - first), first, position)
-                if found is not None:
-                    candidates.append(found)
-                    break
-        return min(candidates, default=None)
+        in_memory = [index.first_from_position(queue_id, position) for index in self._memory()]
+        return min((found for found in (*candidates, *in_memory) if found is not None), default=None)
 
     async def key_spots(self, queue_ids: list[int], key_hash: int) -> list[tuple[int, int]]:
         """(position, length) of all frames of these queues that hold a row of this key hash, oldest first."""
@@ -185,29 +180,29 @@ class Directory:
 
     def bytes_of(self, queue_id: int, from_offset: int) -> int:
         """Uncompressed payload bytes from an offset on, an estimate: a run that it cuts counts by its share."""
-        total = 0.0
-        for first, count, size in self._pieces(queue_id):
-            total += size * min(max((first + count - from_offset) / count, 0.0), 1.0)
-        return int(total)
+        first, count, size = self._pieces(queue_id, from_offset)
+        return int((size * np.clip((first + count - from_offset) / count, 0, 1)).sum())
 
     def offset_of_bytes(self, queue_id: int, keep_bytes: int) -> int:
         """The least local offset whose messages and all later ones hold at most `keep_bytes`; whole frames or runs.
         0 when all of them do."""
-        start = 0
-        for first, count, size in sorted(self._pieces(queue_id), reverse=True):
-            if size > keep_bytes:
-                return max(start, first + count)
-            keep_bytes -= size
-            start = first
-        return 0
+        first, count, size = self._pieces(queue_id)
+        newest_first = np.argsort(-first, kind="stable")
+        first, count, size = first[newest_first], count[newest_first], size[newest_first]
+        kept = int(np.cumsum(size).searchsorted(keep_bytes, "right"))
+        if kept == len(first):
+            return 0
+        return max(int(first[kept - 1]) if kept else 0, int(first[kept] + count[kept]))
 
-    def _pieces(self, queue_id: int) -> list[tuple[int, int, int]]:
-        """(first offset, messages, payload bytes) of all runs and frames of a queue."""
+    def _pieces(self, queue_id: int, offset: int = 0) -> tuple[Ints, Ints, Ints]:
+        """First offsets, messages and payload bytes of the runs and frames of a queue that may hold `offset` or later
+        ones."""
         low, high = self._closed.rows_of(queue_id)
         runs = self._closed.runs
-        columns = (runs.first[low:high].tolist(), runs.messages[low:high].tolist(), runs.bytes[low:high].tolist())
-        pieces = list(zip(*columns, strict=True))
-        return pieces + [frame for index in self._memory() for frame in index.frames_of(queue_id)]
+        closed = runs.first[low:high], runs.messages[low:high], runs.bytes[low:high]
+        parts = [closed, *(index.frames_from(queue_id, offset) for index in self._memory())]
+        first, count, size = (np.concatenate(column) for column in zip(*parts, strict=True))
+        return first, count, size
 
     def runs_in(self, base: int) -> Table:
         """The runs of one closed segment: what must be tiered before it may be recycled."""

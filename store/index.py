@@ -29,7 +29,7 @@ filter without a word. The open segment's index is `OpenIndex`, in memory, saved
 from __future__ import annotations
 
 import struct
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -254,22 +254,24 @@ class OpenIndex:
             return np.empty(0, ENTRY)
         firsts, numbers = known
         at = bisect_right(firsts, offset) - 1
-        pieces: list[npt.NDArray[np.void]] = []
-        got = 0
-        frames = self._frames
-        while 0 <= at < len(firsts) and got < most:
-            number = numbers[at]
-            skip = offset + got - firsts[at]
-            count = int(frames["count"][number])
-            if not 0 <= skip < count:
-                break
-            take = min(count - skip, most - got)
-            pieces.append(self._frame_entries(number, skip, take))
-            got += take
-            at += 1
-        if len(pieces) == 1:
-            return pieces[0]
-        return np.concatenate(pieces) if pieces else np.empty(0, ENTRY)
+        end = bisect_left(firsts, offset + most)
+        if at < 0 or not len(found := self._consecutive(firsts[at:end], numbers[at:end])):
+            return np.empty(0, ENTRY)
+        frames, skip = self._frames, offset - firsts[at]
+        counts = frames["count"][found]
+        rows = _spread(frames["row"][found], counts)[skip : skip + most]
+        out = np.empty(len(rows), ENTRY)
+        for name in ("position", "length"):
+            out[name] = np.repeat(frames[name][found], counts)[skip : skip + most]
+        out["tag_hash"] = self._tags.values[rows]
+        out["key_hash"] = self._keys.values[rows]
+        return out
+
+    def _consecutive(self, firsts: list[int], numbers: list[int]) -> npt.NDArray[np.int64]:
+        """The first of these frames, as far as each begins where the one before ends."""
+        first, found = np.array(firsts, np.int64), np.array(numbers, np.int64)
+        gaps = np.flatnonzero(first[1:] != first[:-1] + self._frames["count"][found[:-1]])
+        return found[: gaps[0] + 1] if len(gaps) else found
 
     def spots(self, queue_id: int, offset: int, most: int) -> list[tuple[int, int, int, int]]:
         """(position, length, first, end) of the frames of [offset, offset + most) from `offset` on, without a look at
@@ -294,42 +296,23 @@ class OpenIndex:
             at += 1
         return found
 
-    def _frame_entries(self, number: int, skip: int, take: int) -> npt.NDArray[np.void]:
-        frames = self._frames
-        row = int(frames["row"][number]) + skip
-        out = np.empty(take, ENTRY)
-        out["position"] = frames["position"][number]
-        out["length"] = frames["length"][number]
-        out["tag_hash"] = self._tags.values[row : row + take]
-        out["key_hash"] = self._keys.values[row : row + take]
-        return out
-
     def column(self, name: str) -> npt.NDArray[np.int64]:
         """One of `queue`, `first`, `count`, `bytes`: a value for each frame."""
         values: npt.NDArray[np.int64] = self._frames[name]
         return values
 
-    def runs_of(self, queue_id: int) -> list[tuple[int, int]]:
-        """[first, end) of every run of consecutive offsets of a queue."""
-        known = self._by_queue.get(queue_id)
-        runs: list[tuple[int, int]] = []
-        if known is not None:
-            counts = self._frames["count"]
-            for first, number in zip(*known, strict=True):
-                end = first + int(counts[number])
-                if runs and runs[-1][1] == first:
-                    runs[-1] = (runs[-1][0], end)
-                else:
-                    runs.append((first, end))
-        return runs
+    def first_from_position(self, queue_id: int, position: int) -> int | None:
+        """The least offset of a queue whose frame stands at `position` or later; None when there is none."""
+        firsts, numbers = self._by_queue.get(queue_id, ([], []))
+        found = np.flatnonzero(self._frames["position"][np.array(numbers, np.int64)] >= position)
+        return firsts[int(found[0])] if len(found) else None
 
-    def frames_of(self, queue_id: int) -> list[tuple[int, int, int]]:
-        """(first offset, messages, payload bytes) of every frame of a queue."""
-        known = self._by_queue.get(queue_id)
-        if known is None:
-            return []
-        counts, sizes = self._frames["count"], self._frames["bytes"]
-        return [(first, int(counts[number]), int(sizes[number])) for first, number in zip(*known, strict=True)]
+    def frames_from(self, queue_id: int, offset: int) -> tuple[Array, Array, Array]:
+        """First offsets, messages and payload bytes of a queue's frames, from the one on that may hold `offset`."""
+        firsts, numbers = self._by_queue.get(queue_id, ([], []))
+        at = max(0, bisect_right(firsts, offset) - 1)
+        found = np.array(numbers[at:], np.int64)
+        return np.array(firsts[at:], np.int64), self._frames["count"][found], self._frames["bytes"][found]
 
     def key_positions(self, queue_ids: set[int], key_hash: int) -> list[tuple[int, int]]:
         """(position, length) of frames of these queues with a row of this key hash, by position."""
