@@ -32,13 +32,14 @@ from millpond.core.frame import (
 )
 from millpond.core.gathered import Buffer
 from millpond.core.limits import MIB
+from millpond.core.tier.gentle import STEP_BYTES
 from millpond.store.disk import Disk, File
 
 FOLDER = "log"
 KEPT_FREE = 4  # a quarter of a segment stays free on the disk: checkpoints, indexes and metadata are written to it too
 PAGE_BYTES = 4096
 ZEROS_AHEAD = 8 * MIB  # reserved blocks are zeroed so far behind the tail
-ZERO_STEP_BYTES = MIB  # .. so many at once: a flush of the log waits for one step
+ZERO_STEP_BYTES = STEP_BYTES  # .. so many at once: a flush of the log waits for one step
 ZERO_MARGIN = 64  # .. from a 64th of the whole behind the tail on
 _ZEROS = memoryview(bytes(PAGE_BYTES))
 _PADDING = [bytes(count) for count in range(8)]
@@ -159,16 +160,16 @@ class CommitLog:
                 raise ValueError(f"segment missing between {self.segments[-1].end} and {base}")
             self.segments.append(Segment(base, self.segment_bytes, file))
 
-    def allocate_segment(self, written: bool = True) -> Segment:
-        """Make the next segment's file (`written`: as of `File.allocate`). Blocks; may raise OSError (ENOSPC), leaving
-        nothing behind."""
+    def allocate_segment(self, written: bool = True, *, gently: bool = False) -> Segment:
+        """Make the next segment's file (as of `File.allocate`). Blocks; may raise OSError (ENOSPC), leaving nothing
+        behind."""
         if self._disk.free_bytes() < self.segment_bytes + self.segment_bytes // KEPT_FREE:
             raise OSError(errno.ENOSPC, "no room for another log segment beside what is kept free")
         base = self.segments[-1].end if self.segments else 0
         name = segment_name(base)
         file = self._disk.open(name, create=True)
         try:
-            file.allocate(self.segment_bytes, written)
+            file.allocate(self.segment_bytes, written, gently=gently)
         except OSError:
             file.close()
             self._disk.remove(name)

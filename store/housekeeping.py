@@ -142,7 +142,7 @@ class Housekeeping:
     async def _one_more_segment(self) -> bool:
         """Recycle or allocate a segment; False when the disk is full."""
         log = self._tail.log
-        make, old = log.allocate_segment, self._recyclable()
+        make, old = partial(log.allocate_segment, gently=True), self._recyclable()
         if old is not None:
             assert log.drop_first_segment() is old
             self._tail.directory.forget(old.base)

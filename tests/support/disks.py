@@ -48,7 +48,7 @@ class MemoryFile:
             self._data.extend(bytes(end - len(self._data)))
         self._data[position:end] = data
 
-    def allocate(self, length: int, written: bool) -> None:
+    def allocate(self, length: int, written: bool, *, gently: bool = False) -> None:
         if self._disk.allocated + length > self._disk.capacity:
             raise OSError(errno.ENOSPC, "no space left on the test's disk")
         self._data[:] = bytes(length)

@@ -12,7 +12,15 @@ import pytest
 
 from millpond.core.tier.gentle import SHRINK_BYTES, STEP_BYTES
 from millpond.store import disk as disk_module
-from millpond.store.disk import UNCACHED_WRITE_BYTES, File, SystemDisk, _split, _Uncached
+from millpond.store.disk import (
+    _ALLOCATE_STEP,
+    UNCACHED_WRITE_BYTES,
+    File,
+    SystemDisk,
+    SystemFile,
+    _split,
+    _Uncached,
+)
 
 
 @pytest.fixture(name="file")
@@ -63,6 +71,27 @@ def test_large_writes_leave_no_pages(file: File, tmp_path: Path, beyond: int) ->
     if not _Uncached.flag:
         pytest.skip("this kernel or filesystem has no RWF_DONTCACHE: pages stay")
     assert _cached_pages(tmp_path / "one") == [(total - 1) // mmap.PAGESIZE]
+
+
+@pytest.mark.parametrize("gently", [False, True])
+def test_zeros_beforehand_are_written_in_steps(file: File, monkeypatch: pytest.MonkeyPatch, *, gently: bool) -> None:
+    """Each synced before the next, so that a flush waits for one: a short one where flushes are to be expected."""
+    total, since = 3 * _ALLOCATE_STEP // 2, [0]
+    zero, sync = SystemFile.zero, os.fdatasync
+
+    def zeroed(self: SystemFile, position: int, length: int) -> None:
+        zero(self, position, length)
+        since[-1] += length
+
+    def synced(fd: int) -> None:
+        sync(fd)
+        since.append(0)
+
+    monkeypatch.setattr(SystemFile, "zero", zeroed)
+    monkeypatch.setattr(os, "fdatasync", synced)
+    file.allocate(total, written=True, gently=gently)
+    assert sum(since) == total == file.size()
+    assert max(since) == (STEP_BYTES if gently else _ALLOCATE_STEP)
 
 
 def test_what_is_unwritten_is_empty_and_leaves_no_pages_again(file: File, tmp_path: Path) -> None:

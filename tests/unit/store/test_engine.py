@@ -132,7 +132,8 @@ async def test_who_waits_for_a_segment_hears_of_a_full_disk(tmp_path: Path, monk
     store = await open_store(MemoryDisk(), StoreMetadata(), tmp_path)
     waited_for = threading.Event()
 
-    def full(_zeroed: bool) -> Segment:
+    def full(_zeroed: bool, *, gently: bool) -> Segment:
+        assert gently
         assert waited_for.wait(30)
         raise OSError(errno.ENOSPC, "full")
 
