@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import google_crc32c
 import msgspec
+import numpy.ma  # noqa: F401  # else pyarrow loads it at its first array of NumPy's: 20 ms in which the loop stands still
 import pyarrow as pa
 
 from millpond.core.gathered import Buffer, Gathered

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -41,3 +44,19 @@ def test_large_columns_are_not_copied(checkpoint: Checkpoint) -> None:
     columns = [checkpoint.tables["large"].column(name).chunk(0).buffers()[1].address for name in ("offset", "state")]
     pieces = [pa.py_buffer(piece).address for piece in encode(checkpoint)]
     assert set(columns) <= set(pieces)
+
+
+_FIRST_SNAPSHOT = """
+import sys
+from millpond.store.index import OpenIndex
+import millpond.store.checkpoint
+before = set(sys.modules)
+OpenIndex(0).snapshot()
+print(sorted(set(sys.modules) - before))
+"""
+
+
+def test_a_first_snapshot_loads_nothing() -> None:
+    """The loop stands still while it is taken: what it needs is there before a store begins."""
+    told = subprocess.run([sys.executable, "-c", _FIRST_SNAPSHOT], capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == "[]"
