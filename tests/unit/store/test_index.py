@@ -78,6 +78,19 @@ def test_a_snapshot_restores_the_open_index() -> None:
     assert again.last_ts == index.last_ts
 
 
+@pytest.mark.parametrize("frames", [idx._ROWS_AT_ONCE - 1, idx._ROWS_AT_ONCE, 2 * idx._ROWS_AT_ONCE + 1])
+def test_a_snapshot_of_many_frames(frames: int) -> None:
+    """Each column has every frame's value, in order, and none of what is added later."""
+    index = OpenIndex(0)
+    for number in range(frames):
+        index.add(number % 3, number, 1, 100 * number, 90, 10 + number, hashes(1), hashes(0))
+    table = index.snapshot()["index.frames"]
+    index.add(1, 1 << 30, 1, 100 * frames, 90, 10, hashes(1), hashes(0))
+    assert table["queue"].to_pylist() == [number % 3 for number in range(frames)]
+    assert table["position"].to_pylist() == list(range(0, 100 * frames, 100))
+    assert table["bytes"].to_pylist() == list(range(10, 10 + frames))
+
+
 def test_key_positions_name_frames_once() -> None:
     """A frame with the key in two rows is named once; other queues are not."""
     index = some_index()
