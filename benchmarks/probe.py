@@ -102,9 +102,7 @@ async def _produce(
         took.append(clock.monotonic() - at)
 
     begin = clock.monotonic()
-    async with (
-        asyncio.TaskGroup() as answers
-    ):  # forgets those that are done: a collector of garbage finds no heap of them
+    async with asyncio.TaskGroup() as answers:  # keeps no heap of those that are done for a collector of garbage
         for number in range(total):
             at = begin + number / per_second
             wait = at - clock.monotonic()
