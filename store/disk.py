@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from millpond.core.gathered import Buffer
 from millpond.core.limits import KIB, MIB
-from millpond.core.tier.gentle import SHRINK_BYTES, STEP_BYTES, shrink
+from millpond.core.tier.gentle import SHRINK_BYTES, STEP_BYTES, give_back
 
 _VECTOR = 1024  # IOV_MAX of Linux
 _ZEROS = bytes(MIB)
@@ -406,14 +406,12 @@ class SystemDisk:
         _sync_folder((self.root / to).parent)
 
     def remove(self, name: str) -> None:
-        path = self.root / name
         with suppress(FileNotFoundError):
-            if path.stat().st_size > SHRINK_BYTES:
-                path = path.rename(path.with_name(path.name + _GONE))
-                _sync_folder(path.parent)  # what is under the old name is whole, or not there
-                shrink(path)
-            path.unlink()
-        _sync_folder(path.parent)
+            if (self.root / name).stat().st_size > SHRINK_BYTES:
+                self.rename(name, name + _GONE)  # what is under the old name is whole, or not there
+                name += _GONE
+            give_back(self.root / name)
+        _sync_folder((self.root / name).parent)
 
     def free_bytes(self) -> int:
         stat = os.statvfs(self.root)
@@ -428,8 +426,7 @@ class SystemDisk:
             raise
         self._lock_fd = fd
         for left in self.root.rglob(f"*{_GONE}"):
-            shrink(left)
-            left.unlink()
+            give_back(left)
 
     def close(self) -> None:
         if self._lock_fd is not None:

@@ -263,15 +263,16 @@ class OpenIndex:
         if at < 0:
             return np.empty(0, ENTRY)
         frames, skip = self._frames, offset - firsts[at]
-        if skip + most <= int(frames["count"][numbers[at]]):
+        count = int(frames["count"][numbers[at]])
+        if skip >= count:
+            return np.empty(0, ENTRY)
+        if skip + most <= count:
             return self._frame_entries(numbers[at], skip, most)
         end = bisect_left(firsts, offset + most)
         found = self._consecutive(firsts[at:end], numbers[at:end])
         starts, counts = frames["row"][found], frames["count"][found]
         starts[0] += skip
         counts[0] -= skip
-        if counts[0] <= 0:
-            return np.empty(0, ENTRY)
         counts[-1] -= max(0, int(counts.sum()) - most)
         rows = _spread(starts, counts)
         out = np.empty(len(rows), ENTRY)

@@ -1,5 +1,5 @@
-"""Files written, read and removed beside a log on the same disk: `GentleFile`, `read_through`, `shrink`, and how much
-at once: `Steps`.
+"""Files written, read and removed beside a log on the same disk: `GentleFile`, `read_through`, `give_back`, and how
+much at once: `Steps`.
 
 What a log's fdatasync waits for is the file system's journal and pages that wait to be written. So a file that nobody
 reads soon goes to the disk past the page cache (O_DIRECT), in steps, into blocks taken many at a time, and is synced
@@ -162,9 +162,9 @@ def read_through(path: Path, steps: Steps) -> Iterator[memoryview]:
         os.close(handle)
 
 
-def shrink(path: Path) -> None:
-    """Give back the blocks of a file that nobody wants any more, all but the first of them, before its name goes.
-    Blocks, for 0.5 ms a MiB where the disk is told of them."""
+def give_back(path: Path) -> None:
+    """Unlink a file that nobody wants any more, its blocks before its name. Blocks, for 0.5 ms a MiB where the disk is
+    told of them. Raises FileNotFoundError."""
     handle = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         size = os.fstat(handle).st_size
@@ -174,6 +174,7 @@ def shrink(path: Path) -> None:
             os.fsync(handle)
     finally:
         os.close(handle)
+    path.unlink()
 
 
 def _opened(path: Path) -> int:
