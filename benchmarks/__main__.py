@@ -34,6 +34,7 @@ LONG = {
     "cold": "fills 3 GB",
     "waiting": "5,000 long polls, a minute",
     "memory": "",
+    "steady": "a minute a round",
     "sealing": "",
     "restart": "fills 11 GB",
 }

@@ -1,15 +1,16 @@
 """What a receive with an attempt id was given, for when it is repeated: `Attempts`. Memory of the primary only.
 
 Every receive of the SDK has an attempt id, and each is remembered for a minute: so a run of messages is kept as a run,
-and what is not is bounded in bytes.
+and what is not is bounded in bytes. Nor is any of it looked at by the collector of garbage (`gc=False`, and no tuple or
+list for a receive of one run): tens of thousands that stay would hold the loop up for tens of milliseconds.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -21,7 +22,7 @@ from millpond.store.handout import Drawn
 from millpond.store.places import Place
 
 
-class _Rows(NamedTuple):
+class _Rows(msgspec.Struct, frozen=True, gc=False):
     """A `Drawn`; `offsets` as a range when they are one, `attempts` None when all are the first."""
 
     place: Place
@@ -36,13 +37,14 @@ class _Rows(NamedTuple):
         return offsets + (0 if self.attempts is None else self.attempts.nbytes)
 
 
-class _Remembered(NamedTuple):
+class _Remembered(msgspec.Struct, frozen=True, gc=False):
     until: int
-    rows: list[_Rows]
+    first: _Rows
+    others: Sequence[_Rows]
 
     @property
     def nbytes(self) -> int:
-        return sum(one.nbytes for one in self.rows)
+        return self.first.nbytes + sum(one.nbytes for one in self.others)
 
 
 class Attempts:
@@ -51,14 +53,17 @@ class Attempts:
     def __init__(self, groups: Groups, now_ms: Callable[[], int]) -> None:
         self._groups = groups
         self._now_ms = now_ms
-        self._attempts: OrderedDict[tuple[int, str], _Remembered] = OrderedDict()
+        self._attempts: OrderedDict[str, _Remembered] = OrderedDict()
         self.nbytes = 0
 
     def remember(self, group_id: int, attempt_id: str, drawn: list[Drawn]) -> None:
         now = self._now_ms()
-        self._forget(self._attempts.pop((group_id, attempt_id), None))
-        remembered = _Remembered(now + ATTEMPT_ID_SECONDS * 1000, [_compact(one) for one in drawn])
-        self._attempts[group_id, attempt_id] = remembered
+        key = _key(group_id, attempt_id)
+        self._forget(self._attempts.pop(key, None))
+        first, *others = drawn
+        until = now + ATTEMPT_ID_SECONDS * 1000
+        remembered = _Remembered(until, _compact(first), tuple(map(_compact, others)))
+        self._attempts[key] = remembered
         self.nbytes += remembered.nbytes
         while self._attempts and (
             len(self._attempts) > ATTEMPT_IDS
@@ -75,12 +80,12 @@ class Attempts:
         """What an earlier receive with the same attempt id was given and still holds."""
         if request.attempt_id is None:
             return []
-        remembered = self._attempts.get((request.group.group_id, request.attempt_id))
+        remembered = self._attempts.get(_key(request.group.group_id, request.attempt_id))
         now = self._now_ms()
         if remembered is None or remembered.until <= now:
             return []
         held: list[Drawn] = []
-        for rows in remembered.rows:
+        for rows in (remembered.first, *remembered.others):
             place = self._groups.find(request.group.group_id, rows.place.queue_id)
             if place is rows.place and place.cursor.generation == rows.generation:
                 drawn = _whole(rows, now)
@@ -88,6 +93,10 @@ class Attempts:
                 if mask.any():
                     held.append(drawn._replace(offsets=drawn.offsets[mask], attempts=drawn.attempts[mask], until=until))
         return held
+
+
+def _key(group_id: int, attempt_id: str) -> str:
+    return f"{group_id} {attempt_id}"
 
 
 def _compact(drawn: Drawn) -> _Rows:

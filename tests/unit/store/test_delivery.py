@@ -232,6 +232,25 @@ async def test_attempt_id_repeats_the_lease(bench: Bench) -> None:
     assert offsets(await bench.take(3, attempt_id="a")) == [3, 4, 5]
 
 
+async def test_attempt_id_repeats_the_leases_of_all_queues(bench: Bench) -> None:
+    for queue in Q[:2]:
+        bench.put(2, queue)
+    first = await bench.receive(4, Q, attempt_id="a")
+    again = await bench.receive(4, Q, attempt_id="a")
+    assert [grant.queue_id for grant in first.grants] == [40, 41]
+    assert [grant.lease for grant in again.grants] == [grant.lease for grant in first.grants]
+
+
+async def test_attempt_id_is_of_one_group(bench: Bench) -> None:
+    bench.put(2)
+    other = msgspec.structs.replace(GROUP, group_id=GROUP.group_id + 1)
+    await bench.take(1, attempt_id="a")
+    grant = await bench.take(1, attempt_id="a", group=other)
+    again = await bench.take(1, attempt_id="a", group=other)
+    assert (offsets(grant), offsets(again), again.lease) == ([0], [0], grant.lease)
+    assert offsets(await bench.take(1, attempt_id="a")) == [0]
+
+
 async def test_attempt_id_of_an_ended_lease(bench: Bench) -> None:
     """A repeat does not get a lease that has ended: it gets the message again."""
     bench.put(1)
