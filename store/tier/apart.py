@@ -28,6 +28,7 @@ from millpond.core.clock import Clock
 from millpond.core.config import TierConfig
 from millpond.core.errors import Unavailable
 from millpond.core.limits import MIB, SEAL_END_SECONDS, SEAL_REST_SECONDS, SEAL_SILENT_SECONDS
+from millpond.core.priority import only_when_idle
 from millpond.core.tasks import Tasks
 from millpond.store.client import StoredFrame
 from millpond.store.directory import FrameSpot
@@ -258,12 +259,16 @@ class Process:
 
 def _start(handle: int, eager: bool) -> subprocess.Popen[bytes]:
     """In a thread: it takes some milliseconds. A process group of its own, for Ctrl-C in a terminal is for the store,
-    but no session: Linux shares the cores among sessions first (autogroup), and priorities count only within one."""
-    return subprocess.Popen(  # noqa: S603  # this very program
+    but no session: Linux shares the cores among sessions first (autogroup), and priorities count only within one.
+    It stands back from its first moment on: what it imports takes a core for more than half a second."""
+    popen = subprocess.Popen(  # noqa: S603  # this very program
         [sys.executable, "-P", "-m", "millpond.store.tier.child", str(handle), "eager" if eager else "idle"],
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=(handle,), process_group=0,
         env={**os.environ, **ENVIRONMENT},
     )  # fmt: skip
+    if not eager:
+        only_when_idle(popen.pid)
+    return popen
 
 
 async def _reaped(popen: subprocess.Popen[bytes]) -> int | None:

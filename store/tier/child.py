@@ -1,9 +1,9 @@
 """`python -m millpond.store.tier.child FD idle|eager`: the process that seals for a store, started by `WorkApart`.
 
 FD is its end of the channel (`channel`): what to do comes through it, and its end is the store's, whatever killed that:
-then this process removes what it has staged, and ends. `idle`: it runs when nobody else wants the core. It reads
-the segments by itself, as a store does (`reader.FrameReader`). Where that fails the store looks too: it knows whether a
-frame is damaged, or gone with reason.
+then this process removes what it has staged, and ends. `idle`: the store lets it run when nobody else wants the core, so
+it need not let others go first. It reads the segments by itself, as a store does (`reader.FrameReader`). Where that fails
+the store looks too: it knows whether a frame is damaged, or gone with reason.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from millpond.core.lean import do_without_pandas
 from millpond.core.limits import (
     SEAL_ALIVE_SECONDS,
     SEAL_END_SECONDS,
+    SEAL_GENTLE_BYTES_PER_SECOND,
     SEAL_LONG_READ_BYTES,
     SEAL_READ_BYTES,
     SEAL_SPOT_BYTES,
     SEAL_SPOTS,
 )
-from millpond.core.priority import only_when_idle
+from millpond.core.priority import Cores
 from millpond.core.tier.gentle import Steps
 from millpond.core.tier.open import open_objects
 from millpond.store.client import StoredFrame
@@ -127,6 +128,7 @@ class Sealing:
         self._steps = Steps()
         self._log: FarLog | None = None
         self._work: LocalWork | None = None
+        self._cores = Cores()
         self._bytes_per_second = 0
         self._breathes_at = 0.0
 
@@ -138,6 +140,7 @@ class Sealing:
         assert self._work is not None and self._log is not None, "the first message is begin"
         if isinstance(message, Pace):
             self._bytes_per_second = message.bytes_per_second
+            self._cores.use_half(0 < message.bytes_per_second <= SEAL_GENTLE_BYTES_PER_SECOND)  # more takes them all
             self._steps.take(message.bytes_per_second, long=not message.bytes_per_second and not self._eager)
             self._log.segments.still = message.still
             return Done()
@@ -194,8 +197,6 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTTOU):
         signal.signal(number, signal.SIG_IGN)
     eager = sys.argv[2] == "eager"
-    if not eager:
-        only_when_idle()
     do_without_pandas()
     try:
         uvloop.run(_main(int(sys.argv[1]), eager=eager))

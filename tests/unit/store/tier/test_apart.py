@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from millpond.core.clock import SystemClock, SystemRandom
 from millpond.core.config import StoreConfig, TierConfig
 from millpond.core.errors import Unavailable
 from millpond.core.frame import Sidecar, pack_sidecar
+from millpond.core.limits import SEAL_GENTLE_BYTES_PER_SECOND
 from millpond.core.schema import message_schema
 from millpond.core.tier.directory import DirectoryObjects
 from millpond.core.tier.gentle import Steps
@@ -162,6 +164,49 @@ async def test_it_runs_when_nobody_else_wants_the_core(place: Place) -> None:
     threads = [int(path.name) for path in Path(f"/proc/{pid}/task").iterdir()]
     assert len(threads) > 2
     assert {os.sched_getscheduler(thread) for thread in threads} == {os.SCHED_IDLE}
+
+
+def test_it_stands_back_from_its_first_moment_on() -> None:
+    """Also while it imports what it needs."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        popen = apart._start(theirs.fileno(), eager=False)
+        policy = os.sched_getscheduler(popen.pid)
+        popen.kill()
+        popen.wait(10)
+    assert policy == os.SCHED_IDLE
+
+
+@pytest.mark.parametrize(
+    ("appended", "half"), [(0, True), (SEAL_GENTLE_BYTES_PER_SECOND, False)], ids=["little", "much"]
+)
+async def test_beside_work_it_leaves_half_of_the_cores_alone(
+    place: Place, monkeypatch: pytest.MonkeyPatch, appended: int, half: bool
+) -> None:
+    """Every thread of it, as long as little is appended; to keep up with much it takes what it gets."""
+    enough = max(SEAL_GENTLE_BYTES_PER_SECOND, 2 * appended)
+    monkeypatch.setattr(pace.Pace, "bytes_per_second", lambda *_: enough)
+    await place.fill(1)
+    await place.seal()
+    cores = sorted(os.sched_getaffinity(0))
+    wanted = set(cores[len(cores) // 2 :] if half else cores)
+    threads = list(Path(f"/proc/{place.process._popen.pid}/task").iterdir())
+    assert len(threads) > 2
+    assert [os.sched_getaffinity(int(path.name)) for path in threads] == [wanted] * len(threads)
+
+
+async def test_at_rest_it_takes_all_cores_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace, "LOOK_SECONDS", 0.05)
+    enough = [SEAL_GENTLE_BYTES_PER_SECOND]
+    monkeypatch.setattr(pace.Pace, "bytes_per_second", lambda *_: enough[0])
+    await place.fill(1)
+    await place.seal()
+    enough[0] = 0
+    threads = list(Path(f"/proc/{place.process._popen.pid}/task").iterdir())
+    async with asyncio.timeout(20):
+        while any(os.sched_getaffinity(int(path.name)) != os.sched_getaffinity(0) for path in threads):
+            await place.fill(1)
+            await place.seal()
 
 
 async def test_behind_another_process_stands_back_no_longer(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
