@@ -1,9 +1,9 @@
 """`python -m millpond.store.tier.child FD idle|eager`: the process that seals for a store, started by `WorkApart`.
 
 FD is its end of the channel (`channel`): what to do comes through it, and its end is the store's, whatever killed that:
-then this process removes what it has staged, and ends. `idle`: the store lets it run when nobody else wants the core, so
-it need not let others go first. It reads the segments by itself, as a store does (`reader.FrameReader`). Where that fails
-the store looks too: it knows whether a frame is damaged, or gone with reason.
+then this process removes what it has staged, and ends. `idle`: the store lets it run when nobody else wants the core,
+so it need not let others go first. It reads the segments by itself, as a store does (`reader.FrameReader`). Where that
+fails the store looks too: it knows whether a frame is damaged, or gone with reason.
 """
 
 from __future__ import annotations
