@@ -15,6 +15,7 @@ room that is already allocated, and says beforehand (`has_room`) when there is n
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 from typing import NamedTuple
 
 import google_crc32c
@@ -160,7 +161,7 @@ class CommitLog:
                 raise ValueError(f"segment missing between {self.segments[-1].end} and {base}")
             self.segments.append(Segment(base, self.segment_bytes, file))
 
-    def allocate_segment(self, written: bool = True, *, gently: bool = False) -> Segment:
+    def allocate_segment(self, written: bool = True, *, hurry: Callable[[], bool] | None = None) -> Segment:
         """Make the next segment's file (as of `File.allocate`). Blocks; may raise OSError (ENOSPC), leaving nothing
         behind."""
         if self._disk.free_bytes() < self.segment_bytes + self.segment_bytes // KEPT_FREE:
@@ -169,7 +170,7 @@ class CommitLog:
         name = segment_name(base)
         file = self._disk.open(name, create=True)
         try:
-            file.allocate(self.segment_bytes, written, gently=gently)
+            written = file.allocate(self.segment_bytes, written, hurry=hurry)
         except OSError:
             file.close()
             self._disk.remove(name)

@@ -119,6 +119,14 @@ class Housekeeping:
         seconds = asyncio.get_running_loop().time() - self._quarter[1]
         return seconds * CALM_BYTES_PER_SECOND > filled - self._tail.log.segment_bytes // 4
 
+    def _hurried(self) -> bool:
+        """Whether the next segment will be needed before it is zeroed: a burst has begun meanwhile. Asked in a thread,
+        before that segment is one of the log's."""
+        log = self._tail.log
+        filled = log.tail - log.segments[-1].base
+        frames = len(self._tail.directory.open)
+        return self._demanded or filled * 4 >= 3 * log.segment_bytes or frames * 4 >= 3 * FRAMES_PER_SEGMENT
+
     async def segment_loop(self) -> None:
         while True:
             await self._segment_wake.wait()
@@ -142,7 +150,7 @@ class Housekeeping:
     async def _one_more_segment(self) -> bool:
         """Recycle or allocate a segment; False when the disk is full."""
         log = self._tail.log
-        make, old = partial(log.allocate_segment, gently=True), self._recyclable()
+        make, old = partial(log.allocate_segment, hurry=self._hurried), self._recyclable()
         if old is not None:
             assert log.drop_first_segment() is old
             self._tail.directory.forget(old.base)

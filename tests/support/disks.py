@@ -48,11 +48,12 @@ class MemoryFile:
             self._data.extend(bytes(end - len(self._data)))
         self._data[position:end] = data
 
-    def allocate(self, length: int, written: bool, *, gently: bool = False) -> None:
+    def allocate(self, length: int, written: bool, *, hurry: Callable[[], bool] | None = None) -> bool:
         if self._disk.allocated + length > self._disk.capacity:
             raise OSError(errno.ENOSPC, "no space left on the test's disk")
         self._data[:] = bytes(length)
         self._disk.note(Allocated(self.inode, length))
+        return written
 
     def zero(self, position: int, length: int) -> None:
         self.write(position, [bytes(length)])

@@ -89,9 +89,19 @@ def test_zeros_beforehand_are_written_in_steps(file: File, monkeypatch: pytest.M
 
     monkeypatch.setattr(SystemFile, "zero", zeroed)
     monkeypatch.setattr(os, "fdatasync", synced)
-    file.allocate(total, written=True, gently=gently)
+    assert file.allocate(total, written=True, hurry=(lambda: False) if gently else None)
     assert sum(since) == total == file.size()
     assert max(since) == (STEP_BYTES if gently else _ALLOCATE_STEP)
+
+
+def test_zeros_end_once_there_is_a_hurry(file: File, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The blocks are there all the same, and what is not written to reads as zeros."""
+    zeroed: list[int] = []
+    monkeypatch.setattr(SystemFile, "zero", lambda _file, position, _length: zeroed.append(position))
+    assert not file.allocate(8 * STEP_BYTES, written=True, hurry=lambda: len(zeroed) == 3)
+    assert zeroed == [0, STEP_BYTES, 2 * STEP_BYTES]
+    assert file.size() == 8 * STEP_BYTES
+    assert bytes(file.read(0, 8 * STEP_BYTES)) == bytes(8 * STEP_BYTES)
 
 
 def test_what_is_unwritten_is_empty_and_leaves_no_pages_again(file: File, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -132,9 +133,9 @@ async def test_who_waits_for_a_segment_hears_of_a_full_disk(tmp_path: Path, monk
     store = await open_store(MemoryDisk(), StoreMetadata(), tmp_path)
     waited_for = threading.Event()
 
-    def full(_zeroed: bool, *, gently: bool) -> Segment:
-        assert gently
+    def full(_zeroed: bool, *, hurry: Callable[[], bool]) -> Segment:
         assert waited_for.wait(30)
+        assert hurry()
         raise OSError(errno.ENOSPC, "full")
 
     monkeypatch.setattr(store.engine.log, "allocate_segment", full)

@@ -7,7 +7,7 @@ import errno
 import os
 import random
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -214,6 +214,38 @@ async def test_a_burst_has_recycled_segments_made_unwritten(
         while not (again := [segment for segment in log.segments[1:] if segment.file is file]):
             await append(store, messages([b"x" * 60 * KIB]))
     assert [segment.reserved for segment in again] == [not calm]
+
+
+@pytest.mark.parametrize("burst", [False, True])
+async def test_a_burst_ends_the_zeroing_of_the_next_segment(
+    disk: ZeroDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, burst: bool
+) -> None:
+    """Else whoever needs that segment would wait for all of its zeros. What is left of them is the burst's rest."""
+    monkeypatch.setattr(housekeeping, "CALM_BYTES_PER_SECOND", 1 << 60)
+    begun, may = threading.Event(), threading.Event()
+    allocate = MemoryFile.allocate
+
+    def held(self: MemoryFile, length: int, written: bool, *, hurry: Callable[[], bool] | None = None) -> bool:
+        allocate(self, length, written)
+        if hurry is None:
+            return written
+        begun.set()
+        assert may.wait(10)
+        return not hurry()
+
+    monkeypatch.setattr(MemoryFile, "allocate", held)
+    segment_bytes = 32 * MIB  # so that more than a quarter of it is for messages when three are full
+    store = await open_store(disk, StoreMetadata(), tmp_path, segment_bytes=segment_bytes)
+    log = store.engine.log
+    while log.tail < (3 if burst else 2) * segment_bytes // 4:
+        await append(store, messages([b"x" * MIB]))
+    assert await asyncio.to_thread(begun.wait, 10)
+    may.set()
+    async with asyncio.timeout(10):
+        while not log.has_spare:  # noqa: ASYNC110  # nothing tells, and to ask would be a hurry
+            await asyncio.sleep(0)
+    assert log.segments[-1].reserved == burst
+    await store.close()
 
 
 async def test_a_segment_that_cannot_be_made_again_is_given_up(
