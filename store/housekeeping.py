@@ -91,15 +91,17 @@ class Housekeeping:
         base, filled = self._open()
         if filled * 4 >= log.segment_bytes and self._quarter[0] != base:
             self._quarter = (base, asyncio.get_running_loop().time())
-        if self._half_full(filled) and not log.has_spare:
+        if not log.has_spare and self._full(1 / 2):
             self._segment_wake.set()
         if log.lacks_zeros:
             self._zero_wake.set()
 
-    def _half_full(self, filled: int) -> bool:
-        """By bytes, or by frames: a segment of many small ones ends early."""
-        tail = self._tail
-        return filled * 2 >= tail.log.segment_bytes or len(tail.directory.open) * 2 >= FRAMES_PER_SEGMENT
+    def _full(self, share: float) -> bool:
+        """Whether so much of the last segment is, which is the open one as long as there is no spare: by bytes, or by
+        frames (a segment of many small ones ends early)."""
+        log = self._tail.log
+        filled, frames = log.tail - log.segments[-1].base, len(self._tail.directory.open)
+        return filled >= share * log.segment_bytes or frames >= share * FRAMES_PER_SEGMENT
 
     def _open(self) -> tuple[int, int]:
         """Base of the open segment, and bytes in it."""
@@ -108,8 +110,7 @@ class Housekeeping:
         return log.tail - filled, filled
 
     def _wanted(self) -> bool:
-        _, filled = self._open()
-        return not self._tail.log.has_spare and (self._demanded or self._half_full(filled))
+        return not self._tail.log.has_spare and (self._demanded or self._full(1 / 2))
 
     def _calm(self) -> bool:
         """Whether the open segment's second quarter was filled slowly: then the next one is worth being zeroed."""
@@ -120,12 +121,9 @@ class Housekeeping:
         return seconds * CALM_BYTES_PER_SECOND > filled - self._tail.log.segment_bytes // 4
 
     def _hurried(self) -> bool:
-        """Whether the next segment will be needed before it is zeroed: a burst has begun meanwhile. Asked in a thread,
-        before that segment is one of the log's."""
-        log = self._tail.log
-        filled = log.tail - log.segments[-1].base
-        frames = len(self._tail.directory.open)
-        return self._demanded or filled * 4 >= 3 * log.segment_bytes or frames * 4 >= 3 * FRAMES_PER_SEGMENT
+        """Whether the next segment may be needed before it is zeroed: a burst has begun meanwhile. Asked in a
+        thread."""
+        return self._demanded or self._full(3 / 4)
 
     async def segment_loop(self) -> None:
         while True:

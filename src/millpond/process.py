@@ -30,8 +30,8 @@ from millpond.memory import Tidier
 CANNOT_START = (StartupError, MillpondError, OSError)  # in words, without a traceback
 CLOSE_SECONDS = 30.0  # draining, checkpoint and mark; systemd's default patience is 90 s
 # A request makes dozens of objects that die with it: collect once in hundreds. What is imported stays: garbage was
-# looked for in it during a twelfth of a start. Of 10,000 objects that stay a collection takes 4 ms of the loop, and of
-# all since the collection of generation 1 before it, a million, far more: that is as rare as can be.
+# looked for in it during a twelfth of a start. The loop stands still for 4 ms while 10,000 objects that stay are looked
+# at, and for far longer when those of a hundred such collections are looked at again, which comes about never.
 GC_THRESHOLD = (10_000, 100, 50)
 log = logging.getLogger("millpond")
 
