@@ -27,6 +27,7 @@ import pyarrow as pa
 from millpond.core.gathered import Buffer, Gathered
 from millpond.store.disk import Disk
 from millpond.store.fold.operations import NewerFormat
+from millpond.store.fold.snapshot import Tables
 
 FOLDER = "checkpoint"
 MAGIC = b"MPC1"
@@ -58,7 +59,7 @@ class Head(msgspec.Struct, frozen=True):
 
 class Checkpoint(NamedTuple):
     head: Head
-    tables: dict[str, pa.Table]
+    tables: Tables
 
 
 def name_of(position: int) -> str:
@@ -92,7 +93,7 @@ def decode(data: bytes) -> Checkpoint:
     head = msgspec.msgpack.decode(head_bytes, type=Head)
     if head.version > VERSION:
         raise NewerFormat(f"the checkpoint has format {head.version}, this release knows {VERSION}")
-    tables: dict[str, pa.Table] = {}
+    tables: Tables = {}
     at = 16 + length
     for section in head.sections:
         body = data[at : at + section.length]

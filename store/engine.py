@@ -27,7 +27,7 @@ from millpond.core.tier.objects import ObjectStore
 from millpond.metadata.client import MetadataClient
 from millpond.store.ahead import FramesAhead
 from millpond.store.append import Appends
-from millpond.store.checkpoint import VERSION, Checkpoint, Checkpoints, Head
+from millpond.store.checkpoint import VERSION, Checkpoints, Head
 from millpond.store.client import StoreStatus
 from millpond.store.commitlog import FOLDER as LOG_FOLDER
 from millpond.store.commitlog import CommitLog
@@ -36,6 +36,7 @@ from millpond.store.delivery_log import EngineLog
 from millpond.store.disk import Disk
 from millpond.store.fold.fold import Fold
 from millpond.store.fold.operations import NewerFormat
+from millpond.store.fold.snapshot import Snapshot, together
 from millpond.store.housekeeping import Housekeeping
 from millpond.store.identity import DirectoryRefused, load_or_create
 from millpond.store.reader import FrameReader
@@ -263,7 +264,7 @@ class Engine:
             self.quarantined.append((position, end))
             _log.error("log damaged: positions %d to %d are quarantined", position, end)
 
-    def _snapshot(self) -> Checkpoint:
+    def _snapshot(self) -> tuple[Head, Snapshot]:
         self._gather()
         head = Head(
             VERSION,
@@ -276,7 +277,7 @@ class Engine:
             self.quarantined,
             self.lost,
         )
-        return Checkpoint(head, {**self.fold.snapshot(), **self.directory.open.snapshot()})
+        return head, together((self.fold.snapshot(), self.directory.open.snapshot()))
 
     def _on_death(self, name: str, error: BaseException) -> None:
         self.ready = self.serving = False

@@ -20,8 +20,9 @@ from functools import partial
 
 from millpond.core.limits import MIB
 from millpond.core.threads import Threads
-from millpond.store.checkpoint import Checkpoint, Checkpoints, encode
+from millpond.store.checkpoint import Checkpoint, Checkpoints, Head, encode
 from millpond.store.commitlog import Segment
+from millpond.store.fold.snapshot import Snapshot
 from millpond.store.tail import FRAMES_PER_SEGMENT, Tail
 from millpond.store.writer import Writer
 
@@ -42,7 +43,7 @@ class Housekeeping:
         tail: Tail,
         writer: Writer,
         checkpoints: Checkpoints,
-        snapshot: Callable[[], Checkpoint],
+        snapshot: Callable[[], tuple[Head, Snapshot]],
         recyclable: Callable[[], Segment | None],
         limits: tuple[int, int],
     ) -> None:
@@ -53,6 +54,7 @@ class Housekeeping:
         self._recyclable = recyclable
         self._checkpoint_bytes, self._checkpoint_frames = limits
         self._threads = Threads(1, "millpond-housekeeping")
+        self._checkpoint_threads = Threads(1, "millpond-checkpoint")  # a segment that is needed waits for none
         self._segment_wake = asyncio.Event()
         self._index_wake = asyncio.Event()
         self._checkpoint_wake = asyncio.Event()
@@ -242,21 +244,22 @@ class Housekeeping:
 
     async def checkpoint(self) -> None:
         """Take a checkpoint of what is folded now, and publish it once that is confirmed. A full disk only delays."""
-        checkpoint = self._snapshot()
-        position = checkpoint.head.position
-        data = await self._threads.run(encode, checkpoint)
+        head, tables = self._snapshot()
+        position, frames = head.position, self._tail.frames
+        data = await self._checkpoint_threads.run(lambda: encode(Checkpoint(head, tables())))
         self._writer.wake()
         await self._writer.flushed(position)
         try:
-            await self._threads.run(self._checkpoints.publish, position, data)
+            await self._checkpoint_threads.run(self._checkpoints.publish, position, data)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             return
         self.checkpoint_position = position
-        self._checkpoint_frame = self._tail.frames
+        self._checkpoint_frame = frames
         self.checkpoints_taken += 1
         self._segment_wake.set()
 
     def stop(self) -> None:
-        self._threads.close()
+        for threads in (self._threads, self._checkpoint_threads):
+            threads.close()

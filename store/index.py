@@ -39,6 +39,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from millpond.core.limits import KIB
+from millpond.store.fold.snapshot import Snapshot, Tables, table_of
 
 Array = npt.NDArray[Any]
 
@@ -180,13 +181,10 @@ class _Frames:
         """One column, as a view."""
         return self._table[: self.size, _FRAME_NUMBERS[name]]
 
-    def copied(self) -> dict[str, Array]:
-        """All columns, each in one piece."""
-        columns = np.empty((len(_FRAME_COLUMNS), self.size), np.int64)
-        for start in range(0, self.size, _ROWS_AT_ONCE):
-            end = min(start + _ROWS_AT_ONCE, self.size)
-            columns[:, start:end] = self._table[start:end].T
-        return dict(zip(_FRAME_COLUMNS, columns, strict=True))
+    @property
+    def rows(self) -> Array:
+        """All rows so far, as a view: rows do not change."""
+        return self._table[: self.size]
 
     def _reserve(self, size: int) -> None:
         if size > len(self._table):
@@ -195,6 +193,15 @@ class _Frames:
     def _hold(self, table: Array) -> None:
         self._table = table
         self._bytes = table.data.cast("B")
+
+
+def _columns_of(rows: Array) -> dict[str, Array]:
+    """A copy of all columns, each in one piece."""
+    columns = np.empty((len(_FRAME_COLUMNS), len(rows)), np.int64)
+    for start in range(0, len(rows), _ROWS_AT_ONCE):
+        some = rows[start : start + _ROWS_AT_ONCE]
+        columns[:, start : start + len(some)] = some.T
+    return dict(zip(_FRAME_COLUMNS, columns, strict=True))
 
 
 class OpenIndex:
@@ -355,8 +362,8 @@ class OpenIndex:
 
     def close(self) -> list[bytes]:
         """The `.idx` file of this segment. Does not read or change what readers use: may run in a thread."""
-        frames = self._frames.copied()
-        tags, keys = np.array(self._tags.values), np.array(self._keys.values)
+        frames = _columns_of(self._frames.rows)
+        tags, keys = self._tags.values, self._keys.values
         order = np.lexsort((frames["position"], frames["first"], frames["queue"]))
         order = _without_repeats(frames, order)
         counts = frames["count"][order]
@@ -370,19 +377,19 @@ class OpenIndex:
         runs = _runs(frames, order, counts)
         return encode(self.base, entries, runs, self.times, (self.first_ts, self.last_ts))
 
-    def snapshot(self) -> dict[str, pa.Table]:
-        """All columns, copied."""
-        frames = {name: pa.array(values) for name, values in self._frames.copied().items()}
-        times = self.times
-        return {
-            "index.frames": pa.table(frames),
-            "index.hashes": pa.table({"tag": np.array(self._tags.values), "key": np.array(self._keys.values)}),
-            "index.times": pa.table({"ts": times["ts"], "position": times["position"].astype(np.int64)}),
-            "index.bounds": pa.table({"first_ts": [self.first_ts], "last_ts": [self.last_ts]}),
+    def snapshot(self) -> Snapshot:
+        """All columns: they only grow."""
+        rows, tags, keys, times = self._frames.rows, self._tags.values, self._keys.values, self._times.copy()
+        bounds = {"first_ts": [self.first_ts], "last_ts": [self.last_ts]}
+        return lambda: {
+            "index.frames": pa.table(_columns_of(rows)),
+            "index.hashes": pa.table({"tag": tags, "key": keys}),
+            "index.times": table_of(times, ("ts", "position")),
+            "index.bounds": pa.table(bounds),
         }
 
     @staticmethod
-    def load(base: int, tables: dict[str, pa.Table]) -> OpenIndex:
+    def load(base: int, tables: Tables) -> OpenIndex:
         index = OpenIndex(base)
         frames = tables["index.frames"]
         columns = {name: frames[name].to_numpy() for name in _FRAME_COLUMNS}

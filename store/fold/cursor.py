@@ -122,11 +122,7 @@ class Cursor:
     def _grant_again(self, offsets: Ints, lease: int, due: int) -> npt.NDArray[np.uint32]:
         where, found = self.table.locate(offsets)
         assert found.all(), "only unsettled rows are handed out again"
-        columns = self.table.columns
-        columns.attempt[where] += np.uint32(1)
-        columns.lease[where] = lease
-        self.table.change(where, due, LEASED)
-        return np.array(columns.attempt[where])
+        return self.table.lease_again(where, lease, due)
 
     def advance(self, head: int) -> None:
         """Nothing below `head` is to be handed out: the filter has skipped it."""
@@ -247,10 +243,8 @@ class Cursor:
             self.table.remove(where)
         elif action == "extend":
             self.table.change(where, due, LEASED)
-        else:
-            if action == "release":  # was never delivered: the next delivery has the same attempt
-                self.table.columns.attempt[where] -= np.uint32(1)
-            self.table.change(where, due, WAITING)
+        else:  # a release was never delivered: the next delivery has the same attempt
+            self.table.change(where, due, WAITING, attempts=-1 if action == "release" else 0)
 
     # -- moving -----------------------------------------------------------------------------------------------
 

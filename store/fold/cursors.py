@@ -8,6 +8,8 @@ each (group, queue), and applying an operation twice changes nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import attrgetter
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +17,8 @@ import pyarrow as pa
 from millpond.store.client import GroupRef, QueueRef
 from millpond.store.fold.cursor import Cursor, Deleted, Key, LastSeek
 from millpond.store.fold.operations import CursorDelta, GroupDrop, Operation, QueueDrop, QueueTrim, Rows, decode
+from millpond.store.fold.snapshot import Snapshot, Tables, table_of
+from millpond.store.fold.unsettled import Unsettled
 
 _NO_QUEUE = -1
 
@@ -118,22 +122,14 @@ class Cursors:
 
     # -- snapshot ---------------------------------------------------------------------------------------------
 
-    def snapshot(self) -> dict[str, pa.Table]:
-        """A copy of all columns: one row for each cursor, and one for each unsettled row (`cursor`: its number)."""
+    def snapshot(self) -> Snapshot:
+        """One row for each cursor, and one for each unsettled row (`cursor`: its number)."""
         cursors = list(self.by_key.values())
-        scalars = np.array([_scalars(cursor) for cursor in cursors], np.int64).reshape(-1, len(_SCALARS))
-        busy = [(number, cursor.table) for number, cursor in enumerate(cursors) if cursor.in_flight]
-        counts = [table.live for _, table in busy]
-        living = [(table.columns, table.living()) for _, table in busy]
-        columns = {"cursor": np.repeat(np.array([number for number, _ in busy], np.int64), counts)}
-        for name, empty in _ROWS.items():  # a column at a time: there may be millions of rows
-            columns[name] = np.concatenate([empty, *(getattr(rows, name)[where] for rows, where in living)])
-        return {
-            "cursors": pa.table({name: scalars[:, at].copy() for at, name in enumerate(_SCALARS)}),
-            "cursors.rows": pa.table(columns),
-        }
+        scalars = list(map(_scalars_of, cursors))
+        busy = [(number, cursor.table.held()) for number, cursor in enumerate(cursors) if cursor.table.live]
+        return lambda: {"cursors": table_of(scalars, _SCALARS, _flat), "cursors.rows": _rows_table(busy)}
 
-    def load(self, tables: dict[str, pa.Table]) -> None:
+    def load(self, tables: Tables) -> None:
         """Into an empty instance, what `snapshot` gave."""
         assert not self.by_key
         cursors = [self._loaded(*row.values()) for row in tables["cursors"].to_pylist()]
@@ -163,9 +159,18 @@ _SCALARS = (
 )  # fmt: skip
 
 
-def _scalars(cursor: Cursor) -> tuple[int, ...]:
-    group, queue = cursor.group, cursor.queue
-    return (
-        group.tenant_id, group.topic_id, group.group_id, queue.queue_id, queue.queue, cursor.generation, cursor.head,
-        cursor.next_lease, cursor.skipped, *cursor.last_seek,
-    )  # fmt: skip
+_scalars_of = attrgetter("group", "queue", "generation", "head", "next_lease", "skipped", "last_seek")
+
+
+def _flat(scalars: tuple[Any, ...]) -> tuple[int, ...]:
+    group, queue, *numbers, last_seek = scalars
+    return group.tenant_id, group.topic_id, group.group_id, queue.queue_id, queue.queue, *numbers, *last_seek
+
+
+def _rows_table(busy: list[tuple[int, Unsettled]]) -> pa.Table:
+    living = [(table.columns, table.living()) for _, table in busy]
+    numbers = np.array([number for number, _ in busy], np.int64)
+    columns = {"cursor": np.repeat(numbers, [table.live for _, table in busy])}
+    for name, empty in _ROWS.items():  # a column at a time: there may be millions of rows
+        columns[name] = np.concatenate([empty, *(getattr(rows, name)[where] for rows, where in living)])
+    return pa.table(columns)

@@ -23,9 +23,11 @@ import pyarrow as pa
 from millpond.core.errors import TooManyRequests
 from millpond.core.limits import DEDUP_BUCKET_MS, DEDUP_ENTRIES, DEDUP_WINDOW_MS_MOST
 from millpond.store.client import Duplicate, QueueRef
+from millpond.store.fold.snapshot import Snapshot, Tables, table_of
 
 Array = npt.NDArray[Any]
 
+_COLUMNS = ("topic_id", "tenant_id", "window_ms")
 _GOLDEN = 0x9E3779B97F4A7C15  # spreads small queue ids over 64 bits
 _MASK = (1 << 64) - 1
 
@@ -61,10 +63,9 @@ class _Bucket:
             newer, older = runs.pop(), runs.pop()
             runs.append(_merged([older, newer]))
 
-    def close(self) -> Run:
+    def close(self) -> None:
         if len(self.runs) > 1:
             self.runs = [_merged(self.runs)]
-        return self.runs[0]
 
 
 class _Topic:
@@ -82,7 +83,7 @@ class Dedup:
     def __init__(self) -> None:
         self._topics: dict[int, _Topic] = {}
         self._entries: dict[int, int] = {}  # tenant id -> entries held
-        self._closed: dict[int, pa.Table] = {}  # bucket number -> its table, once it never changes again
+        self._closed: dict[int, pa.Table] = {}  # bucket number -> its table, which never changes; made by snapshots
         self._bucket = 0  # the newest one
 
     def entries(self, tenant_id: int) -> int:
@@ -154,7 +155,7 @@ class Dedup:
         if topic is not None:
             for bucket in topic.buckets.values():
                 self._entries[topic.tenant_id] -= len(bucket)
-            self._closed.clear()
+            self._closed = {}
 
     # -- time -------------------------------------------------------------------------------------------------
 
@@ -170,8 +171,6 @@ class Dedup:
             self._expire(topic, now)
             if not topic.buckets:
                 del self._topics[topic_id]
-        kept = {number for topic in self._topics.values() for number in topic.buckets}
-        self._closed = {number: table for number, table in self._closed.items() if number in kept}
         self._entries = {tenant: count for tenant, count in self._entries.items() if count}
 
     def _expire(self, topic: _Topic, now: int) -> None:
@@ -184,40 +183,35 @@ class Dedup:
 
     # -- snapshot ---------------------------------------------------------------------------------------------
 
-    def snapshot(self) -> dict[str, pa.Table]:
+    def snapshot(self) -> Snapshot:
         """`dedup`: one row for each topic; `dedup.<number>`: the entries of a bucket, of all topics.
 
         The table of a closed bucket is built once and shared by all snapshots (it may hold entries that have
         since expired: they answer nothing).
         """
-        topics = self._topics
-        tables = {
-            "dedup": pa.table(
-                {
-                    "topic_id": np.array(list(topics), np.int64),
-                    "tenant_id": np.array([topic.tenant_id for topic in topics.values()], np.int64),
-                    "window_ms": np.array([topic.window_ms for topic in topics.values()], np.int64),
-                }
-            )
-        }
-        for number in sorted({number for topic in topics.values() for number in topic.buckets}):
-            table = self._closed.get(number)
-            if table is None:
-                table = self._bucket_table(number)
-                if number < self._bucket:
-                    self._closed[number] = table
-            tables[f"dedup.{number}"] = table
+        topics = [(topic_id, topic.tenant_id, topic.window_ms) for topic_id, topic in self._topics.items()]
+        numbers = sorted({number for topic in self._topics.values() for number in topic.buckets})
+        closed, newest = self._closed, self._bucket
+        held = {number: closed[number] if number in closed else self._runs_of(number) for number in numbers}
+
+        def tables() -> Tables:
+            made = {number: _bucket_table(runs) if isinstance(runs, list) else runs for number, runs in held.items()}
+            for gone in closed.keys() - made.keys():
+                del closed[gone]
+            closed.update({number: table for number, table in made.items() if number < newest})
+            return {"dedup": table_of(topics, _COLUMNS), **{f"dedup.{number}": table for number, table in made.items()}}
+
         return tables
 
-    def _bucket_table(self, number: int) -> pa.Table:
-        held = [(topic_id, topic.buckets[number]) for topic_id, topic in self._topics.items()
-                if number in topic.buckets]  # fmt: skip
-        runs = [bucket.close() for _, bucket in held]
-        ids = np.repeat(np.array([topic_id for topic_id, _ in held]), [len(run.high) for run in runs])
-        columns = [np.concatenate(column) for column in zip(*runs, strict=True)]
-        return pa.table({"topic_id": ids, **dict(zip(Run._fields, columns, strict=True))})
+    def _runs_of(self, number: int) -> list[tuple[int, list[Run]]]:
+        """What each topic saw in a bucket, as runs, which never change."""
+        return [
+            (topic_id, topic.buckets[number].runs.copy())
+            for topic_id, topic in self._topics.items()
+            if number in topic.buckets
+        ]
 
-    def load(self, tables: dict[str, pa.Table]) -> None:
+    def load(self, tables: Tables) -> None:
         """Into an empty instance, what `snapshot` gave."""
         assert not self._topics
         for topic_id, tenant_id, window_ms in zip(*(c.to_pylist() for c in tables["dedup"].columns), strict=True):
@@ -237,6 +231,13 @@ class Dedup:
                 topic.buckets[number] = bucket = _Bucket()
                 bucket.runs = [Run(*(column[start:end] for column in columns))]
                 self._entries[topic.tenant_id] = self.entries(topic.tenant_id) + end - start
+
+
+def _bucket_table(held: list[tuple[int, list[Run]]]) -> pa.Table:
+    runs = [runs[0] if len(runs) == 1 else _merged(runs) for _, runs in held]
+    ids = np.repeat(np.array([topic_id for topic_id, _ in held]), [len(run.high) for run in runs])
+    columns = [np.concatenate(column) for column in zip(*runs, strict=True)]
+    return pa.table({"topic_id": ids, **dict(zip(Run._fields, columns, strict=True))})
 
 
 def _halves(queue_id: int, hashes: npt.NDArray[np.void]) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:

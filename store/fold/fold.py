@@ -7,14 +7,13 @@ A checkpoint is `snapshot`, a start is `load` and the frames since.
 
 from __future__ import annotations
 
-import pyarrow as pa
-
 from millpond.core.frame import Sidecar
 from millpond.store.fold import operations as ops
 from millpond.store.fold.cursors import Cursors
 from millpond.store.fold.dedup import Dedup
 from millpond.store.fold.producers import Producers
 from millpond.store.fold.queues import Queues
+from millpond.store.fold.snapshot import Snapshot, Tables, together
 
 
 class Fold:
@@ -82,15 +81,10 @@ class Fold:
 
     # -- snapshot --------------------------------------------------------------------------------------------
 
-    def snapshot(self) -> dict[str, pa.Table]:
-        return {
-            **self.queues.snapshot(),
-            **self.cursors.snapshot(),
-            **self.producers.snapshot(),
-            **self.dedup.snapshot(),
-        }
+    def snapshot(self) -> Snapshot:
+        return together(part.snapshot() for part in (self.queues, self.cursors, self.producers, self.dedup))
 
-    def load(self, tables: dict[str, pa.Table]) -> None:
+    def load(self, tables: Tables) -> None:
         self.queues.load(tables)
         self.cursors.load(tables)
         self.producers.load(tables)

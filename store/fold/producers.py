@@ -21,7 +21,8 @@ from __future__ import annotations
 import struct
 from collections import OrderedDict
 from enum import Enum
-from typing import NamedTuple
+from operator import itemgetter
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -29,11 +30,13 @@ import pyarrow as pa
 from millpond.core.frame import ProducerPart
 from millpond.core.limits import PRODUCER_IDLE_MS, PRODUCER_PARTS, PRODUCER_SESSIONS
 from millpond.store.client import ProducerState
+from millpond.store.fold.snapshot import Snapshot, Tables, parted, table_of
 
 REPLAY = "replay."
 OPENS = -1
 
 _PART = struct.Struct("<qqqqq")  # first, last, offset of its first row, rows, store timestamp
+_NEWEST = struct.Struct("<8xq16xq")  # last and store timestamp of one
 
 
 class Verdict(Enum):
@@ -55,15 +58,11 @@ class Checked(NamedTuple):
     stored_last: int = -1
 
 
-class _Session(NamedTuple):
-    """`parts`: the last few, packed: a million sessions must fit the memory."""
-
-    last: int
-    last_ts: int
-    parts: bytes
-
+_Session: TypeAlias = bytes
+"""The last few parts, packed: a million sessions must fit the memory, and be nothing to a collector of garbage."""
 
 _Key = tuple[int, str]
+_COLUMNS = ["queue_id", "producer_id", "last", "last_ts", "parts"]
 _ACCEPTED = Checked(Verdict.ACCEPT)
 _UNKNOWN = Checked(Verdict.UNKNOWN_PRODUCER)
 
@@ -84,12 +83,11 @@ class Producers:
         session = self._get((queue_id, part.producer_id))
         if session is None:
             return _ACCEPTED if part.previous == OPENS else _UNKNOWN
-        if part.last <= session.last:
+        last = _newest(session)[0]
+        if part.last <= last:
             offsets, store_ts = _repeated(session, part)
-            return Checked(Verdict.DUPLICATE, offsets, store_ts, session.last)
-        if part.previous == session.last:
-            return Checked(Verdict.ACCEPT, stored_last=session.last)
-        return Checked(Verdict.OUT_OF_ORDER, stored_last=session.last)
+            return Checked(Verdict.DUPLICATE, offsets, store_ts, last)
+        return Checked(Verdict.ACCEPT if part.previous == last else Verdict.OUT_OF_ORDER, stored_last=last)
 
     def record(self, queue_id: int, part: ProducerPart, first_offset: int, store_ts: int) -> None:
         """An accepted part's rows stand at `first_offset` and up, in a frame stamped `store_ts`. Idempotent."""
@@ -99,12 +97,10 @@ class Producers:
         session = sessions.get(key)
         packed = _PART.pack(part.first, part.last, first_offset, part.rows, store_ts)
         if session is None:
-            sessions[key] = _Session(part.last, store_ts, packed)
-        elif part.last > session.last:
-            kept = (session.parts + packed)[-PRODUCER_PARTS * _PART.size :]
-            sessions[key] = _Session(part.last, store_ts, kept)
-            if sessions is self._idle:
-                self._idle.move_to_end(key)
+            sessions[key] = packed
+        elif part.last > _newest(session)[0]:
+            del sessions[key]  # so that it stands at the end, also for `snapshot`
+            sessions[key] = (session + packed)[-PRODUCER_PARTS * _PART.size :]
         if len(self) > PRODUCER_SESSIONS and self._idle:
             self._idle.popitem(last=False)
 
@@ -115,7 +111,7 @@ class Producers:
         self._now_ts = store_ts
         while self._idle:
             key = next(iter(self._idle))
-            if self._idle[key].last_ts + PRODUCER_IDLE_MS > store_ts:
+            if _newest(self._idle[key])[1] + PRODUCER_IDLE_MS > store_ts:
                 return
             del self._idle[key]
 
@@ -127,12 +123,12 @@ class Producers:
     def drop_queue(self, queue_id: int) -> None:
         sessions: dict[_Key, _Session]
         for sessions in (self._idle, self._replays):
-            for key in [key for key in sessions if key[0] == queue_id]:
+            for key in [key for key in dict.keys(sessions) if key[0] == queue_id]:
                 del sessions[key]
 
     def state(self, queue_id: int, producer_id: str) -> ProducerState | None:
         session = self._get((queue_id, producer_id))
-        return None if session is None else ProducerState(queue_id, session.last, session.last_ts)
+        return None if session is None else ProducerState(queue_id, *_newest(session))
 
     def _of(self, key: _Key) -> dict[_Key, _Session]:
         return self._replays if key[1].startswith(REPLAY) else self._idle
@@ -142,35 +138,42 @@ class Producers:
 
     # -- snapshot ---------------------------------------------------------------------------------------------
 
-    def snapshot(self) -> dict[str, pa.Table]:
+    def snapshot(self) -> Snapshot:
         """One row for each session, those idle longest first, and the frame time that expiry has seen."""
-        keys = [*self._idle, *self._replays]
-        sessions = [*self._idle.values(), *self._replays.values()]
-        return {
-            "producers": pa.table(
-                {
-                    "queue_id": pa.array([key[0] for key in keys], pa.int64()),
-                    "producer_id": pa.array([key[1] for key in keys], pa.string()),
-                    "last": pa.array([session.last for session in sessions], pa.int64()),
-                    "last_ts": pa.array([session.last_ts for session in sessions], pa.int64()),
-                    "parts": pa.array([session.parts for session in sessions], pa.binary()),
-                }
-            ),
-            "producers.time": pa.table({"now_ts": np.array([self._now_ts])}),
-        }
+        # by an OrderedDict's own iterator, which looks each key up, this takes 1.5 s for a million instead of 0.03
+        keys = [*dict.keys(self._idle), *self._replays]
+        sessions = [*dict.values(self._idle), *self._replays.values()]
+        now_ts = self._now_ts
+        return lambda: {"producers": _table(keys, sessions), "producers.time": pa.table({"now_ts": np.array([now_ts])})}
 
-    def load(self, tables: dict[str, pa.Table]) -> None:
+    def load(self, tables: Tables) -> None:
         """Into an empty instance, what `snapshot` gave."""
         assert not len(self)
-        columns = [column.to_pylist() for column in tables["producers"].columns]
-        for queue_id, producer_id, last, last_ts, parts in zip(*columns, strict=True):
+        columns = [tables["producers"][name].to_pylist() for name in ("queue_id", "producer_id", "parts")]
+        for queue_id, producer_id, parts in zip(*columns, strict=True):
             key = (queue_id, producer_id)
-            self._of(key)[key] = _Session(last, last_ts, parts)
+            self._of(key)[key] = parts
         self._now_ts = tables["producers.time"]["now_ts"][0].as_py()
 
 
+def _table(keys: list[_Key], sessions: list[_Session]) -> pa.Table:
+    table = table_of(sessions, ("last", "last_ts"), _newest)
+    for name, rows, type_, of in (
+        ("queue_id", keys, pa.int64(), itemgetter(0)),
+        ("producer_id", keys, pa.string(), itemgetter(1)),
+        ("parts", sessions, pa.binary(), bytes),
+    ):
+        table = table.append_column(name, pa.concat_arrays(pa.array(map(of, some), type_) for some in parted(rows)))
+    return table.select(_COLUMNS)
+
+
+def _newest(session: _Session) -> tuple[int, int]:
+    """Its last sequence, and the timestamp of the frame that brought it."""
+    return _NEWEST.unpack_from(session, len(session) - _PART.size)
+
+
 def _repeated(session: _Session, part: ProducerPart) -> tuple[range, int]:
-    for first, last, offset, rows, store_ts in _PART.iter_unpack(session.parts):
+    for first, last, offset, rows, store_ts in _PART.iter_unpack(session):
         if (first, last, rows) == (part.first, part.last, part.rows):
             return range(offset, offset + rows), store_ts
     return range(0), 0

@@ -8,11 +8,11 @@ confirmed, on this disk and in the tier, and are worked out anew at start.
 from __future__ import annotations
 
 from collections.abc import Iterator
-
-import numpy as np
-import pyarrow as pa
+from operator import attrgetter
+from typing import Any
 
 from millpond.store.client import QueueEnds, QueueRef
+from millpond.store.fold.snapshot import Snapshot, Tables, table_of
 
 
 class QueueState:
@@ -43,6 +43,12 @@ class QueueState:
 
 
 _COLUMNS = ("tenant_id", "topic_id", "queue_id", "queue", "start_offset", "next_offset", "last_ts")
+_row_of = attrgetter("ref", "start_offset", "next_offset", "last_ts")
+
+
+def _flat(row: tuple[Any, ...]) -> tuple[int, ...]:
+    ref, *numbers = row
+    return ref.tenant_id, ref.topic_id, ref.queue_id, ref.queue, *numbers
 
 
 class Queues:
@@ -99,23 +105,11 @@ class Queues:
 
     # -- snapshot --------------------------------------------------------------------------------------------
 
-    def snapshot(self) -> dict[str, pa.Table]:
-        rows = [
-            (
-                queue.ref.tenant_id,
-                queue.ref.topic_id,
-                queue.ref.queue_id,
-                queue.ref.queue,
-                queue.start_offset,
-                queue.next_offset,
-                queue.last_ts,
-            )
-            for queue in self._queues.values()
-        ]
-        table = np.array(rows, np.int64).reshape(len(rows), len(_COLUMNS))
-        return {"queues": pa.table({name: table[:, number].copy() for number, name in enumerate(_COLUMNS)})}
+    def snapshot(self) -> Snapshot:
+        rows = list(map(_row_of, self._queues.values()))
+        return lambda: {"queues": table_of(rows, _COLUMNS, _flat)}
 
-    def load(self, tables: dict[str, pa.Table]) -> None:
+    def load(self, tables: Tables) -> None:
         for row in tables["queues"].to_pylist():
             ref = QueueRef(row["tenant_id"], row["topic_id"], row["queue_id"], row["queue"])
             queue = self.open(ref, row["start_offset"])

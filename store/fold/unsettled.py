@@ -25,6 +25,7 @@ NEVER = np.iinfo(np.int64).max
 _LEAST_ROWS = 16  # 10,000 queues with a row each cost 464 bytes each
 _DEAD_ROWS = 1024  # not worth compacting below
 _TYPES = (np.int64, np.int64, np.int64, np.uint32, np.uint8)
+_MOST = np.iinfo(np.uint32).max
 
 Mask = npt.NDArray[np.bool_]
 Where = Ints | slice
@@ -37,10 +38,11 @@ NO_ROWS = Rows._make(np.empty(0, dtype) for dtype in _TYPES)
 class Unsettled:
     """Positions are valid until the next `append`, `remove` or `upsert`."""
 
-    __slots__ = ("_due_offsets", "_end", "_start", "columns", "earliest_due", "live")
+    __slots__ = ("_due_offsets", "_end", "_held", "_start", "columns", "earliest_due", "live")
 
     def __init__(self) -> None:
         self.columns = NO_ROWS
+        self._held = False  # the rows that there are belong to a snapshot, too: they are copied before they change
         self._start = 0  # the first row that may live
         self._end = 0
         self.live = 0
@@ -133,7 +135,17 @@ class Unsettled:
         self.live += count
         self.earliest_due = min(self.earliest_due, due)
 
-    def change(self, where: Where, due: int, state: int) -> None:
+    def lease_again(self, where: Where, lease: int, due: int) -> npt.NDArray[np.uint32]:
+        """Under this lease now, with one attempt more; the attempts."""
+        self.change(where, due, LEASED, attempts=1)
+        self.columns.lease[where] = lease
+        return np.array(self.columns.attempt[where])
+
+    def change(self, where: Where, due: int, state: int, attempts: int = 0) -> None:
+        """`attempts`: how many are added to each row's; a delivery that was none takes one away."""
+        self._own()
+        if attempts:
+            self.columns.attempt[where] += np.uint32(attempts & _MOST)
         self.columns.due[where] = due
         self.columns.state[where] = state
         self.earliest_due = min(self.earliest_due, due)
@@ -144,6 +156,7 @@ class Unsettled:
         if not self.live:
             self.clear()
             return
+        self._own()
         columns = self.columns
         columns.state[where] = DEAD
         columns.lease[where] = -1
@@ -155,7 +168,7 @@ class Unsettled:
             self._hold(self.rows())
 
     def clear(self) -> None:
-        self.columns = NO_ROWS
+        self.columns, self._held = NO_ROWS, False
         self._start = self._end = self.live = 0
         self.earliest_due = NEVER
         self._due_offsets = _NOTHING
@@ -181,10 +194,28 @@ class Unsettled:
         grown = Rows._make(np.empty(room, dtype) for dtype in _TYPES)
         for column, old in zip(grown, self.columns, strict=True):
             column[:held] = old[used]
-        self.columns = grown
+        self.columns, self._held = grown, False
         self._start, self._end = 0, held
 
+    def _own(self) -> None:
+        """Rows are about to change: not those of a snapshot. Positions stay."""
+        if not self._held:
+            return
+        used = slice(self._start, self._end)
+        own = Rows._make(np.empty_like(column) for column in self.columns)
+        for column, old in zip(own, self.columns, strict=True):
+            column[used] = old[used]
+        self.columns, self._held = own, False
+
     # -- all rows ---------------------------------------------------------------------------------------------
+
+    def held(self) -> Unsettled:
+        """The same rows, which stay as they are whatever happens to these: what is appended stands behind them, and
+        what changes is copied first."""
+        self._held = True
+        same = Unsettled()
+        same.columns, same.live, same._start, same._end = self.columns, self.live, self._start, self._end
+        return same
 
     def rows(self) -> Rows:
         """A copy of the living rows."""
@@ -206,6 +237,7 @@ class Unsettled:
             return
         where, found = self.locate(rows.offset)
         if found.all():
+            self._own()
             for column, new in zip(self.columns, rows, strict=True):
                 column[where] = new
         else:
@@ -221,6 +253,6 @@ class Unsettled:
 
     def _hold(self, rows: Rows) -> None:
         """Exactly these living rows. What was found due stays known by offset."""
-        self.columns = rows
+        self.columns, self._held = rows, False
         self._start, self._end = 0, len(rows.offset)
         self.live = self._end

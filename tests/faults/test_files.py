@@ -102,7 +102,7 @@ async def _files(service: Process, folder: Path) -> Files:
         bodies = {queue_id: [] for queue_id in queue_ids(store)}
         for frame in frames:
             bodies[frame.queue_id] += bodies_of(frame)
-        fold = store.engine.fold.snapshot()
+        fold = store.engine.fold.snapshot()()
     frames.sort(key=lambda frame: frame.position)
     made = made._replace(bodies=bodies, frames=frames, end=end_of(frames[-1]), fold=fold)
     assert sum(map(len, bodies.values())) == 3 * BATCHES
@@ -154,7 +154,7 @@ async def whole(files: Files, disk: MemoryDisk) -> None:
     """Nothing is missing, and the store is the same as before: cursors, leases and sessions too."""
     async with opened(disk) as store:
         assert {queue_id: await content(store, queue_id) for queue_id in queue_ids(store)} == files.bodies
-        fold = store.engine.fold.snapshot()
+        fold = store.engine.fold.snapshot()()
         assert fold.keys() == files.fold.keys()
         for name, table in fold.items():
             assert table.equals(files.fold[name]), name

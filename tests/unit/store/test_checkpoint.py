@@ -53,7 +53,7 @@ from millpond.store.index import OpenIndex
 import millpond.store.checkpoint
 pyarrow.array([1])  # what the first array of a list loads, a start has loaded
 before = set(sys.modules)
-OpenIndex(0).snapshot()
+OpenIndex(0).snapshot()()
 print(sorted(set(sys.modules) - before))
 """
 

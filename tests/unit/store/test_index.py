@@ -71,7 +71,7 @@ def test_a_copied_frame_is_found_though_it_is_older() -> None:
 def test_a_snapshot_restores_the_open_index() -> None:
     """What a checkpoint keeps answers as before, and goes on growing."""
     index = some_index()
-    again = OpenIndex.load(index.base, index.snapshot())
+    again = OpenIndex.load(index.base, index.snapshot()())
     again.add(5, 3, 1, (1 << 20) + 1404, 200, 80, hashes(13), hashes(0))
     assert again.entries(5, 2, 5)["tag_hash"].tolist() == [3, 13]
     assert again.times.tolist() == index.times.tolist()
@@ -84,8 +84,14 @@ def test_a_snapshot_of_many_frames(frames: int) -> None:
     index = OpenIndex(0)
     for number in range(frames):
         index.add(number % 3, number, 1, 100 * number, 90, 10 + number, hashes(1), hashes(0))
-    table = index.snapshot()["index.frames"]
-    index.add(1, 1 << 30, 1, 100 * frames, 90, 10, hashes(1), hashes(0))
+    snapshot = index.snapshot()
+    index.note_time(9, 0)
+    for number in range(frames + 1):
+        index.add(1, (1 << 30) + number, 1, 100 * (frames + number), 90, 10, hashes(2), hashes(0))
+    tables = snapshot()
+    table = tables["index.frames"]
+    assert tables["index.hashes"]["tag"].to_pylist() == [1] * frames
+    assert tables["index.times"].num_rows == 0
     assert table["queue"].to_pylist() == [number % 3 for number in range(frames)]
     assert table["position"].to_pylist() == list(range(0, 100 * frames, 100))
     assert table["bytes"].to_pylist() == list(range(10, 10 + frames))

@@ -33,7 +33,7 @@ async def test_seek_is_idempotent_by_its_id(bench: Bench) -> None:
     assert await bench.seek(1, "one") == (5, 1)
     grant = await bench.take(3)
     loaded = Cursors()
-    loaded.load(bench.cursors.snapshot())
+    loaded.load(bench.cursors.snapshot()())
     bench.cursors, bench.delivery = loaded, Delivery(bench.log, loaded, bench.log.now_ms)
     assert await bench.seek(1, "one") == (5, 1)
     assert await bench.settle(grant) == ["ok"] * 3

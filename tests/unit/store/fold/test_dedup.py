@@ -96,17 +96,34 @@ def test_equals_a_dict(steps: list[tuple[int, list[int]]]) -> None:
             reference[number] = (offset, now)
             offset += 1
         if wait_ms % 3 == 0:
-            tables = dedup.snapshot()
+            tables = dedup.snapshot()()
             dedup = Dedup()
             dedup.load(tables)
-            assert {name: table for name, table in dedup.snapshot().items()} == tables
+            assert {name: table for name, table in dedup.snapshot()().items()} == tables
 
 
 def test_closed_buckets_are_shared_by_snapshots() -> None:
-    """The table of a bucket that time has left is built once."""
+    """The table of a bucket that time has left is built once, and kept while the bucket is."""
     dedup = Dedup()
     dedup.record(Q, hashes(1), checks(1), 0, 1_000_000)
     dedup.record(Q, hashes(2), checks(2), 1, 1_010_000)
-    first, second = dedup.snapshot(), dedup.snapshot()
+    first, second = dedup.snapshot()(), dedup.snapshot()()
     assert first["dedup.100"] is second["dedup.100"]
     assert first["dedup.101"] is not second["dedup.101"]
+    for now in (1_010_001, 1_075_000):  # the first tells the window
+        dedup.probe(Q, hashes(3), checks(3), now, WINDOW_MS)
+    assert list(dedup.snapshot()()) == ["dedup", "dedup.101"]
+    assert list(dedup._closed) == [101]
+
+
+def test_a_bucket_of_a_topic_that_is_gone_is_built_anew() -> None:
+    """Also when the snapshot that was taken before makes its tables afterwards."""
+    other = QueueRef(1, 3, 50, 0)
+    dedup = Dedup()
+    for one in (Q, other):
+        dedup.record(one, hashes(1), checks(1), 0, 1_000_000)
+    dedup.record(Q, hashes(2), checks(2), 1, 1_010_000)
+    before = dedup.snapshot()
+    dedup.drop_topic(3)
+    assert before()["dedup.100"]["topic_id"].to_pylist() == [2, 3]
+    assert dedup.snapshot()()["dedup.100"]["topic_id"].to_pylist() == [2]

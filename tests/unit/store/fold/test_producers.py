@@ -84,6 +84,20 @@ def test_sessions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [producers.state(4, name) is not None for name in names] == [True, False, True, True]
 
 
+def test_which_session_has_been_idle_longest_survives_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next to go is the same one after a restart, also when frames have the same time."""
+    producers = sent(part(-1, 0, 9, "a"), part(-1, 0, 9, "b"), part(-1, 0, 9, "c"))
+    for name in ("b", "a"):
+        producers.record(4, part(9, 10, 19, name), 400, 1003)
+    loaded = Producers()
+    loaded.load(producers.snapshot()())
+    monkeypatch.setattr(module, "PRODUCER_SESSIONS", 3)
+    for one in (producers, loaded):
+        for new in "de":
+            one.record(4, part(-1, 0, 9, new), 500, 1004)
+        assert [name for name in "abcde" if one.state(4, name) is not None] == ["a", "d", "e"]
+
+
 def test_dropping_a_queue_ends_its_sessions() -> None:
     """A deleted queue's sessions are unknown."""
     producers = sent(part(-1, 0, 9), part(-1, 0, 9, "replay.x"))
@@ -104,7 +118,7 @@ def test_snapshot_and_replay_are_idempotent(steps: list[tuple[int, str, int]]) -
         frames.append((queue_id, one, number * 10, number))
         producers.record(*frames[-1])
     loaded = Producers()
-    loaded.load(producers.snapshot())
+    loaded.load(producers.snapshot()())
     for frame in frames:
         loaded.record(*frame)
-    assert loaded.snapshot() == producers.snapshot()
+    assert loaded.snapshot()() == producers.snapshot()()
