@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from millpond.core.gathered import Buffer
 from millpond.core.limits import KIB, MIB
-from millpond.core.tier.gentle import SHRINK_BYTES, STEP_BYTES, give_back
+from millpond.core.tier.gentle import SHRINK_BYTES, STEP_BYTES, GentleFile, Steps, give_back
 
 _VECTOR = 1024  # IOV_MAX of Linux
 _ZEROS = bytes(MIB)
@@ -391,15 +391,14 @@ class SystemDisk:
     def write_whole(self, name: str, data: Sequence[Buffer]) -> None:
         path = self.root / name
         temporary = path.with_name(path.name + ".tmp")
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
+        pieces = [memoryview(piece).cast("B") for piece in data]
+        write = _write_new if sum(map(len, pieces)) <= SHRINK_BYTES else _write_gently
         try:
-            for piece in data:
-                rest = memoryview(piece).cast("B")
-                while rest:
-                    rest = rest[os.write(fd, rest) :]
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+            temporary.unlink(missing_ok=True)
+            write(temporary, pieces)
+        except OSError:
+            temporary.unlink(missing_ok=True)  # on a full disk it would keep what is left from everybody
+            raise
         temporary.rename(path)
         _sync_folder(path.parent)
 
@@ -437,6 +436,29 @@ class SystemDisk:
         if self._lock_fd is not None:
             os.close(self._lock_fd)
             self._lock_fd = None
+
+
+def _write_new(path: Path, pieces: Sequence[memoryview]) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
+    try:
+        for piece in pieces:
+            rest = piece
+            while rest:
+                rest = rest[os.write(fd, rest) :]
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _write_gently(path: Path, pieces: Sequence[memoryview]) -> None:
+    """A checkpoint may have 100 MB, and flushes of the log go on beside it."""
+    file = GentleFile(path, Steps())
+    try:
+        for piece in pieces:
+            file.write(piece)
+        file.sync()
+    finally:
+        file.close()
 
 
 def _sync_folder(path: Path) -> None:

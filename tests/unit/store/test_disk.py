@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from millpond.core.tier.gentle import SHRINK_BYTES, STEP_BYTES
+from millpond.core.tier.gentle import SHRINK_BYTES, STEP_BYTES, Steps
 from millpond.store import disk as disk_module
 from millpond.store.disk import (
     _ALLOCATE_STEP,
@@ -296,3 +296,45 @@ def test_a_power_cut_leaves_no_part_of_a_file_under_its_name(
     disk.lock()
     disk.close()
     assert list(large.parent.iterdir()) == []
+
+
+WHOLE = [0, 10, SHRINK_BYTES, SHRINK_BYTES + 1, 2 * SHRINK_BYTES + 4_097]
+
+
+@pytest.mark.parametrize("total", WHOLE)
+def test_a_whole_file_takes_the_place_of_another(tmp_path: Path, total: int) -> None:
+    """Of any size, in any pieces, whatever an attempt before has left."""
+    disk, data = SystemDisk(tmp_path), os.urandom(total)
+    (tmp_path / "one").write_bytes(b"old")
+    (tmp_path / "one.tmp").write_bytes(b"half of it")
+    third = total // 3
+    disk.write_whole("one", [data[:third], pa.py_buffer(data[third : 2 * third]), memoryview(data)[2 * third :]])
+    assert [path.name for path in tmp_path.iterdir()] == ["one"]
+    assert disk.read_whole("one") == data
+
+
+@pytest.mark.parametrize("total", WHOLE)
+def test_a_large_whole_file_is_written_in_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, total: int) -> None:
+    """A flush of the log beside it waits for one of them at most."""
+    steps: list[int] = []
+    monkeypatch.setattr(Steps, "pause", lambda _: steps.append(1))
+    SystemDisk(tmp_path).write_whole("one", [bytes(total)])
+    assert len(steps) == (-(-total // STEP_BYTES) if total > SHRINK_BYTES else 0)
+
+
+@pytest.mark.parametrize("total", WHOLE)
+def test_a_whole_file_that_cannot_be_written_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, total: int
+) -> None:
+    """And takes no room: the disk may be full."""
+    disk = SystemDisk(tmp_path)
+    (tmp_path / "one").write_bytes(b"old")
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        disk.write_whole("one", [bytes(total)])
+    assert [path.name for path in tmp_path.iterdir()] == ["one"]
+    assert disk.read_whole("one") == b"old"
