@@ -18,6 +18,7 @@ from support.stores import StoreMetadata, append, bodies_of, messages, open_stor
 from millpond.core.errors import BelowLocal, Conflict, Internal, OffsetOutOfRange, Unavailable
 from millpond.core.frame import HEADER_BYTES, ProducerPart
 from millpond.metadata.client import TopicSettings
+from millpond.store import directory as directory_module
 from millpond.store.checkpoint import Head
 from millpond.store.client import (
     AppendRequest,
@@ -384,6 +385,26 @@ async def test_a_lost_checkpoint_costs_time_not_messages(tmp_path: Path) -> None
         disk.remove(name)
     store = await open_store(disk, metadata, tmp_path)
     assert await texts(store) == bodies
+    await store.close()
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 5, 7, 1_000])
+async def test_places_are_found_piece_by_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
+    """Of full segments and the open one, however few entries of a frame are looked at in one turn of the loop."""
+    monkeypatch.setattr(directory_module, "_ENTRIES_AT_ONCE", at_once)
+    store = await open_store(MemoryDisk(), StoreMetadata(), tmp_path)
+    for _ in range(30):
+        await append(store, messages([b"x" * 2_000] * 5))
+    await store.engine.housekeeping.write_indexes()
+    assert len(store.engine.log.segments) > 3
+    spots = await store.engine.directory.spots(1, 2, 146)
+    assert [(spot.first, spot.end) for spot in spots] == [
+        (2, 5),
+        *((first, first + 5) for first in range(5, 145, 5)),
+        (145, 148),
+    ]
+    assert len({spot.position for spot in spots}) == 30
+    assert await store.engine.directory.spots(1, 150, 5) == []
     await store.close()
 
 
