@@ -32,6 +32,7 @@ from millpond.core.tier.gentle import SHRINK_BYTES, STEP_BYTES, GentleFile, Step
 _VECTOR = 1024  # IOV_MAX of Linux
 _ZEROS = bytes(MIB)
 _ALLOCATE_STEP = 8 * MIB
+_WHOLE_BYTES_PER_SECOND = 256 * MIB  # of large files: one step each half millisecond, with a pause behind it
 _GONE = ".gone"  # behind the name of a file whose blocks are being given back
 UNCACHED_WRITE_BYTES = 128 * KIB  # smaller writes share pages with what follows: those stay
 
@@ -452,7 +453,9 @@ def _write_new(path: Path, pieces: Sequence[memoryview]) -> None:
 
 def _write_gently(path: Path, pieces: Sequence[memoryview]) -> None:
     """A checkpoint may have 100 MB, and flushes of the log go on beside it."""
-    file = GentleFile(path, Steps())
+    steps = Steps()
+    steps.take(_WHOLE_BYTES_PER_SECOND, long=False)
+    file = GentleFile(path, steps)
     try:
         for piece in pieces:
             file.write(piece)

@@ -31,7 +31,7 @@ _log = logging.getLogger("millpond.store")
 RETRY_SECONDS = 1.0
 CALM_BYTES_PER_SECOND = 32 * MIB  # what is filled faster is not zeroed beforehand: it would double the writing
 CALM_SECONDS = 0.1  # .. for so long
-CHECKPOINT_SHARE = 0.1  # of the time: under heavy load checkpoints come less often rather than slow it
+CHECKPOINT_SHARE = 0.2  # of the time, half of it pauses: under heavy load checkpoints come less often, not to slow it
 CHECKPOINT_SECONDS_LEAST = 1.0
 
 
