@@ -192,7 +192,7 @@ class Dedup:
         topics = [(topic_id, topic.tenant_id, topic.window_ms) for topic_id, topic in self._topics.items()]
         numbers = sorted({number for topic in self._topics.values() for number in topic.buckets})
         closed, newest = self._closed, self._bucket
-        held = {number: closed[number] if number in closed else self._runs_of(number) for number in numbers}
+        held = {number: closed.get(number) or self._runs_of(number) for number in numbers}
 
         def tables() -> Tables:
             made = {number: _bucket_table(runs) if isinstance(runs, list) else runs for number, runs in held.items()}
