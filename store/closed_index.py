@@ -93,8 +93,8 @@ class ClosedIndexes:
         self._closed = {base: self._open(base) for base in bases}
         self.runs = Runs.merged([self.runs, *(Runs.of(base, one.tables.runs) for base, one in self._closed.items())])
 
-    def write(self, index: OpenIndex) -> None:
-        self._disk.write_whole(idx.index_name(index.base), index.close())
+    def write(self, index: OpenIndex, *, hurry: bool) -> None:
+        self._disk.write_whole(idx.index_name(index.base), index.close(), hurry=hurry)
 
     def add(self, base: int) -> Added:
         """Open one more, whose file was written."""
@@ -126,7 +126,7 @@ class ClosedIndexes:
             return self._rebuilt(base)
 
     def _rebuilt(self, base: int) -> Closed:
-        self.write(self._rebuild(base))
+        self.write(self._rebuild(base), hurry=True)  # a start or a reader waits for it
         return self._parsed(base, self._disk.open(idx.index_name(base)))
 
     @staticmethod

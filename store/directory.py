@@ -38,6 +38,7 @@ class Directory:
         self._closed = ClosedIndexes(disk, rebuild)
         self._closing: dict[int, OpenIndex] = {}  # full, and not written yet
         self._threads = Threads(1, "millpond-index")
+        self._writing = Threads(1, "millpond-index-write")  # a second or more for a large one: no reader waits for it
         self.open = OpenIndex(0)
 
     # -- life of a segment's index ---------------------------------------------------------------------------
@@ -56,15 +57,16 @@ class Directory:
         return list(self._closing.values())
 
     async def close_segment(self, index: OpenIndex) -> None:
-        """Write the `.idx` of a full segment, and answer from it from then on. Raises OSError."""
-        self._adopt(await self._threads.run(self._write, index))
+        """Write the `.idx` of a full segment, and answer from it from then on. In a hurry when others wait to be
+        written as well. Raises OSError."""
+        self._adopt(await self._writing.run(self._write, index, len(self._closing) > 1))
 
     def close_segment_now(self, index: OpenIndex) -> None:
         """The same during a start. Blocks."""
-        self._adopt(self._write(index))
+        self._adopt(self._write(index, hurry=True))
 
-    def _write(self, index: OpenIndex) -> Added:
-        self._closed.write(index)
+    def _write(self, index: OpenIndex, hurry: bool) -> Added:
+        self._closed.write(index, hurry=hurry)
         return self._closed.add(index.base)
 
     def _adopt(self, added: Added) -> None:
@@ -79,7 +81,8 @@ class Directory:
         await self._threads.run(self._closed.remove_file, base)
 
     def stop(self) -> None:
-        self._threads.close()
+        for threads in (self._threads, self._writing):
+            threads.close()
 
     # -- lookups ---------------------------------------------------------------------------------------------
 

@@ -33,6 +33,7 @@ CALM_BYTES_PER_SECOND = 32 * MIB  # what is filled faster is not zeroed beforeha
 CALM_SECONDS = 0.1  # .. for so long
 CHECKPOINT_SHARE = 0.2  # of the time, half of it pauses: under heavy load checkpoints come less often, not to slow it
 CHECKPOINT_SECONDS_LEAST = 1.0
+INDEXES_MOST = 4  # of full segments that wait to be written, each held in memory: with more of them the log waits
 
 
 class Housekeeping:
@@ -57,6 +58,8 @@ class Housekeeping:
         self._checkpoint_threads = Threads(1, "millpond-checkpoint")  # a segment that is needed waits for none
         self._segment_wake = asyncio.Event()
         self._index_wake = asyncio.Event()
+        self._index_tried = asyncio.Event()
+        self._index_refused = False  # the last one, by a full disk
         self._checkpoint_wake = asyncio.Event()
         self._zero_wake = asyncio.Event()
         self._ready = asyncio.Event()
@@ -132,12 +135,19 @@ class Housekeeping:
             await self._segment_wake.wait()
             self._segment_wake.clear()
             while self._wanted():
+                await self._few_indexes()
                 if not await self._one_more_segment():
                     await self._pause()
             self._demanded = False
             self.disk_full = False
             self._ready.set()
             self._writer.wake()  # state may wait for this room
+
+    async def _few_indexes(self) -> None:
+        """Until few enough wait to be written; not for what a full disk refuses, a segment that goes makes room."""
+        while len(self._tail.directory.closing()) > INDEXES_MOST and not self._index_refused:
+            self._index_tried.clear()
+            await self._index_tried.wait()
 
     async def _pause(self) -> None:
         try:
@@ -213,9 +223,13 @@ class Housekeeping:
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise
+                self._index_refused = True
+                self._index_tried.set()
                 self._index_wake.set()  # it still answers from memory; tried again with the next roll
                 await asyncio.sleep(RETRY_SECONDS)
                 return
+            self._index_refused = False
+            self._index_tried.set()
 
     # -- checkpoints ---------------------------------------------------------------------------------------
 

@@ -164,7 +164,7 @@ class MemoryDisk:
     def make_folder(self, folder: str) -> None:
         pass
 
-    def write_whole(self, name: str, data: Sequence[bytes]) -> None:
+    def write_whole(self, name: str, data: Sequence[bytes], *, hurry: bool = False) -> None:
         whole = b"".join(bytes(piece) for piece in data)
         inode = self._new_inode()
         self.inodes[inode][:] = whole

@@ -313,13 +313,18 @@ def test_a_whole_file_takes_the_place_of_another(tmp_path: Path, total: int) -> 
     assert disk.read_whole("one") == data
 
 
+@pytest.mark.parametrize("hurry", [False, True])
 @pytest.mark.parametrize("total", WHOLE)
-def test_a_large_whole_file_is_written_in_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, total: int) -> None:
-    """A flush of the log beside it waits for one of them at most."""
+def test_a_large_whole_file_is_written_in_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, total: int, hurry: bool
+) -> None:
+    """A flush of the log beside it waits for one of them at most; but for one in a hurry."""
     steps: list[int] = []
     monkeypatch.setattr(Steps, "pause", lambda _: steps.append(1))
-    SystemDisk(tmp_path).write_whole("one", [bytes(total)])
-    assert len(steps) == (-(-total // STEP_BYTES) if total > SHRINK_BYTES else 0)
+    disk, data = SystemDisk(tmp_path), os.urandom(total)
+    disk.write_whole("one", [data], hurry=hurry)
+    assert len(steps) == (-(-total // STEP_BYTES) if total > SHRINK_BYTES and not hurry else 0)
+    assert disk.read_whole("one") == data
 
 
 @pytest.mark.parametrize("total", WHOLE)
