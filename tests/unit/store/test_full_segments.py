@@ -85,8 +85,7 @@ async def test_an_index_alone_is_written_with_pauses(store: LocalStore, disk: In
         await append(store, messages([b"x"]))
     assert disk.hurried[:2] == [False, True]
     disk.hurried.clear()
-    tail = len(store.engine.log.segments)
-    await fill(store, tail + 1)
+    await fill(store, len(store.engine.log.segments) + 1)
     while store.engine.directory.closing() or not disk.hurried:
         await append(store, messages([b"x" * 9_000]))
     assert disk.hurried[0] is False
