@@ -123,7 +123,7 @@ def _disk(steps: int, folder: str) -> float:
     ):
 
         def write(path: Path, count: int) -> None:
-            with closing(GentleFile(path, taken)) as file:
+            with closing(GentleFile(path, taken, read_back=True)) as file:
                 for _ in range(count):
                     file.write(step)
                 file.sync()

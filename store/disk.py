@@ -456,10 +456,11 @@ def _write_new(path: Path, pieces: Sequence[memoryview]) -> None:
 
 
 def _write_gently(path: Path, pieces: Sequence[memoryview]) -> None:
-    """A checkpoint may have 100 MB, and flushes of the log go on beside it."""
+    """A checkpoint may have 100 MB, and flushes of the log go on beside it. Indexes and checkpoints have checksums, and
+    are made again or have an older one."""
     steps = Steps()
     steps.take(_WHOLE_BYTES_PER_SECOND, long=False)
-    file = GentleFile(path, steps)
+    file = GentleFile(path, steps, read_back=False)
     try:
         for piece in pieces:
             file.write(piece)

@@ -146,7 +146,7 @@ class DirectoryObjects:
         """A temporary file with `data`, fsynced; gone afterwards, whatever happened."""
         temporary = self._temporary_path()
         try:
-            with closing(GentleFile(temporary, self._steps)) as file:
+            with closing(GentleFile(temporary, self._steps, read_back=True)) as file:
                 file.write(memoryview(data))
                 file.sync()
             yield temporary
@@ -205,7 +205,7 @@ class StagedFile:
             with self._use():
                 if self._file is None:
                     self._path = self._name()
-                    self._file = GentleFile(self._path, self._steps)
+                    self._file = GentleFile(self._path, self._steps, read_back=True)
                 self._file.write(data)
         except OSError as error:
             raise _unavailable(f"write {self._path or 'a temporary file'}", error) from error

@@ -61,10 +61,10 @@ class Steps:
 
 
 class GentleFile:
-    """A new file that only grows, and is read back step by step: what is on the disk is what was written. All calls
-    block and may raise OSError."""
+    """A new file that only grows. With `read_back` each step is compared with what the disk has of it: for files whose
+    readers have nothing else when it is damaged. All calls block and may raise OSError."""
 
-    def __init__(self, path: Path, steps: Steps) -> None:
+    def __init__(self, path: Path, steps: Steps, *, read_back: bool) -> None:
         """Raises FileExistsError."""
         self._steps = steps
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -76,7 +76,7 @@ class GentleFile:
             path.unlink(missing_ok=True)  # some make the file before they refuse
             self._fd = os.open(path, flags, 0o640)
         self._buffer = memoryview(mmap.mmap(-1, STEP_BYTES))  # begins at a page, as O_DIRECT wants it
-        self._back = memoryview(mmap.mmap(-1, LONG_STEP_BYTES))
+        self._back = memoryview(mmap.mmap(-1, LONG_STEP_BYTES)) if read_back else None
         self._held = 0
         self._written = 0
         self._allocated = 0
@@ -120,9 +120,10 @@ class GentleFile:
         done = 0
         while done < len(data):
             done += self._put(data[done:], self._written + done)
-        back = self._back[: len(data)]
-        if os.preadv(self._fd, [back], self._written) < len(data) or not _equal(back, data):
-            raise OSError(errno.EIO, "what is read back is not what was written")
+        if self._back is not None:
+            back = self._back[: len(data)]
+            if os.preadv(self._fd, [back], self._written) < len(data) or not _equal(back, data):
+                raise OSError(errno.EIO, "what is read back is not what was written")
         self._steps.pause()
         self._written += self._held
         self._held = 0

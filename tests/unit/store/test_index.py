@@ -54,7 +54,10 @@ def test_a_closed_index_holds_the_same() -> None:
     assert closed.runs["first"].tolist() == [0, 100]
     assert closed.runs["count"].tolist() == [3, 5]
     assert closed.runs["bytes"].tolist() == [350, 500]
+    opened = [some_index().entries(queue, first, 5) for queue, first in ((5, 0), (7, 100))]
+    assert entries.tolist() == np.concatenate(opened).tolist()
     assert entries["tag_hash"].tolist() == [3, 3, 3, 1, 2, 4, 5, 6]
+    assert entries["key_hash"].tolist() == [9, 8, 9, 0, 0, 6, 0, 6]
     assert (head.first_ts, head.last_ts) == (1000, 2000)
 
 
@@ -76,6 +79,42 @@ def test_a_snapshot_restores_the_open_index() -> None:
     assert again.entries(5, 2, 5)["tag_hash"].tolist() == [3, 13]
     assert again.times.tolist() == index.times.tolist()
     assert again.last_ts == index.last_ts
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 4, 7, 8, 100])
+def test_a_file_made_in_parts_is_the_same(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many entries are made at once, less than a frame has among them."""
+    whole = b"".join(some_index().close())
+    monkeypatch.setattr(idx, "_ENTRIES_AT_ONCE", most)
+    assert b"".join(some_index().close()) == whole
+
+
+@pytest.mark.parametrize(
+    ("counts", "most", "parts"),
+    [
+        ([], 5, []),
+        ([5], 5, [(0, 1)]),
+        ([6], 5, [(0, 1)]),
+        ([2, 3, 1], 5, [(0, 2), (2, 3)]),
+        ([1, 9, 1, 1], 5, [(0, 1), (1, 2), (2, 4)]),
+        ([3, 3, 3], 5, [(0, 1), (1, 2), (2, 3)]),
+    ],
+)
+def test_parts_have_no_more_than_asked_for(counts: list[int], most: int, parts: list[tuple[int, int]]) -> None:
+    """Unless a single frame has; each frame is in one of them."""
+    assert [(each.start, each.stop) for each in idx._parts(np.array(counts, np.int64), most)] == parts
+
+
+def test_a_large_index_is_not_copied_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once it has outgrown its first megabyte its columns have room for a segment: they stay where they are."""
+    monkeypatch.setattr(idx, "_LARGE_BYTES", 1 << 13)
+    index = OpenIndex(0)
+    places = set()
+    for number in range(40):
+        index.add(1, 1000 * number, 1000, 100 * number, 90, 10, np.full(1000, number, np.uint32), hashes(*[0] * 1000))
+        places.add(index._tags._array.ctypes.data)
+    assert len(places) <= 3
+    assert index._tags.values.tolist() == [number for number in range(40) for _ in range(1000)]
 
 
 @pytest.mark.parametrize("frames", [idx._ROWS_AT_ONCE - 1, idx._ROWS_AT_ONCE, 2 * idx._ROWS_AT_ONCE + 1])

@@ -52,14 +52,15 @@ def _ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 @pytest.mark.parametrize("size", [1, 4096, STEP_BYTES - 1, STEP_BYTES, 2 * STEP_BYTES + 5, ALLOCATE_BYTES + 4097])
 @pytest.mark.parametrize("piece", [3000, STEP_BYTES + 77, 1 << 30])
 @pytest.mark.parametrize("long", [False, True])
-def test_what_is_written_comes_back(tmp_path: Path, size: int, piece: int, long: bool) -> None:
+@pytest.mark.parametrize("read_back", [False, True])
+def test_what_is_written_comes_back(tmp_path: Path, size: int, piece: int, long: bool, read_back: bool) -> None:
     """Of any size, in any pieces, in short steps and long ones; the file is no longer than that."""
     steps = Steps()
     steps.take(0, long=long)
     memory = mmap(-1, size)
     memory.write(os.urandom(size))
     data = memoryview(memory)
-    file = GentleFile(tmp_path / "one", steps)
+    file = GentleFile(tmp_path / "one", steps, read_back=read_back)
     for start in range(0, size, piece):
         file.write(data[start : start + piece])
     file.sync()
@@ -71,7 +72,7 @@ def test_what_is_written_comes_back(tmp_path: Path, size: int, piece: int, long:
 
 def test_a_failed_write_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only "not possible" is answered by another way."""
-    file = GentleFile(tmp_path / "one", Steps())
+    file = GentleFile(tmp_path / "one", Steps(), read_back=True)
 
     def full(*_arguments: Any) -> None:
         raise OSError(errno.ENOSPC, "full")
@@ -96,7 +97,7 @@ def test_a_disk_that_keeps_other_bytes_is_found(tmp_path: Path, monkeypatch: pyt
 
     page = mmap(-1, 4096)
     data = memoryview(mmap(-1, STEP_BYTES + 8))[0 if aligned else 8 :][:STEP_BYTES]
-    file = GentleFile(tmp_path / "one", Steps())
+    file = GentleFile(tmp_path / "one", Steps(), read_back=True)
     monkeypatch.setattr(gentle.os, "pwrite", flipped)
     with pytest.raises(OSError, match="not what was written"):
         file.write(data)
