@@ -97,6 +97,7 @@ class Connection(web.RequestHandler):
             read_bufsize=READ_BYTES,
         )
         self._bounds = bounds
+        self._parser = self._new_parser()
         self._refused = refused
         self._head_since: float | None = loop.time()
         self._head_bytes = 0
@@ -280,6 +281,8 @@ class Connection(web.RequestHandler):
             self._parser = self._new_parser()
 
     def _new_parser(self) -> HttpRequestParser:
+        """It may read one request more than fills the queue: it counts a request when its body is whole, one that was
+        taken before as well, and would else keep one back while the queue has room and nobody asks for it."""
         bounds = self._bounds
         return HttpRequestParser(
             self,
@@ -289,7 +292,7 @@ class Connection(web.RequestHandler):
             max_field_size=bounds.header_bytes // 2,
             payload_exception=web.RequestPayloadError,
             auto_decompress=False,
-            max_msg_queue_size=MAX_MSG_QUEUE_SIZE,
+            max_msg_queue_size=MAX_MSG_QUEUE_SIZE + 1,
         )
 
     def _head_goes_on(self, size: int) -> None:

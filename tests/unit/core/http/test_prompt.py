@@ -7,6 +7,7 @@ import json
 
 import pytest
 from aiohttp import web
+from aiohttp.web_protocol import MAX_MSG_QUEUE_SIZE
 
 from millpond.core.errors import BadRequest, MillpondError, Unavailable
 from millpond.core.http.call import Call, Principal
@@ -24,6 +25,7 @@ class Desk:
     def __init__(self, *, waits: bool = False) -> None:
         self.waits = waits
         self.lost = 0
+        self.begun = 0  # the usual way
         self.waiting: list[asyncio.Future[object]] = []
 
     def prompt(self, call: PromptCall[None]) -> Prompt | None:
@@ -49,6 +51,7 @@ class Desk:
         return b"prompt " + result
 
     async def usual(self, call: Call[None]) -> web.Response:
+        self.begun += 1
         body = await call.body(1_000_000)
         if body == b"refused":
             raise BadRequest("invalid_request", "no such thing")
@@ -213,6 +216,34 @@ async def test_much_that_waits_stops_the_reading(serve: Serve) -> None:
     for _ in range(many):
         assert (await raw.answer())[0] == 200
     await sending
+    await raw.close()
+
+
+@pytest.mark.parametrize("late", [0, 1, 2, MAX_MSG_QUEUE_SIZE + 1])
+async def test_bodies_that_come_later_hold_up_nothing(serve: Serve, late: int) -> None:
+    """Requests that were begun before their bodies had come leave as much room for those sent behind one another."""
+    desk, many = Desk(), 3 * MAX_MSG_QUEUE_SIZE
+    _, raw = await _asked(serve, desk)
+
+    async def begin() -> None:
+        before = desk.begun
+        await raw.send(post(b"usual")[:-5])
+        await until(lambda: desk.begun == before + 1)
+
+    async def answered(times: int) -> None:
+        async with asyncio.timeout(10):
+            for _ in range(times):
+                assert (await raw.answer())[2] == b"usual usual"
+
+    for _ in range(late):
+        await begin()
+        await raw.send(b"usual")
+        await answered(1)
+    await raw.send(post(b"usual") * many)
+    await answered(many)
+    await begin()
+    await raw.send(b"usual" + post(b"usual") * many)
+    await answered(1 + many)
     await raw.close()
 
 
