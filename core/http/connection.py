@@ -97,7 +97,9 @@ class Connection(web.RequestHandler):
             read_bufsize=READ_BYTES,
         )
         self._bounds = bounds
-        self._parser = self._new_parser()
+        # The parser stops at as many requests, and counts one that was taken before all of its body was there: it would
+        # keep one back while the queue has room, and nobody would ask for it.
+        self._max_msg_queue_size = MAX_MSG_QUEUE_SIZE - 1
         self._refused = refused
         self._head_since: float | None = loop.time()
         self._head_bytes = 0
@@ -281,8 +283,6 @@ class Connection(web.RequestHandler):
             self._parser = self._new_parser()
 
     def _new_parser(self) -> HttpRequestParser:
-        """It may read one request more than fills the queue: it counts a request when its body is whole, one that was
-        taken before as well, and would else keep one back while the queue has room and nobody asks for it."""
         bounds = self._bounds
         return HttpRequestParser(
             self,
@@ -292,7 +292,7 @@ class Connection(web.RequestHandler):
             max_field_size=bounds.header_bytes // 2,
             payload_exception=web.RequestPayloadError,
             auto_decompress=False,
-            max_msg_queue_size=MAX_MSG_QUEUE_SIZE + 1,
+            max_msg_queue_size=MAX_MSG_QUEUE_SIZE,
         )
 
     def _head_goes_on(self, size: int) -> None:
