@@ -30,7 +30,6 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -41,6 +40,7 @@ import pyarrow as pa
 
 from millpond.core.gathered import Buffer
 from millpond.core.limits import KIB, MIB
+from millpond.core.ranges import split
 from millpond.store.fold.snapshot import Snapshot, Tables, table_of
 
 Array = npt.NDArray[Any]
@@ -379,8 +379,8 @@ class OpenIndex:
         counts = frames["count"][order]
         entries = np.empty(int(counts.sum()), ENTRY)
         end = 0
-        for some in _parts(counts, _ENTRIES_AT_ONCE):
-            numbers, repeats = order[some], counts[some]
+        for first, after in split(counts, _ENTRIES_AT_ONCE):
+            numbers, repeats = order[first:after], counts[first:after]
             rows = _spread(frames["row"][numbers], repeats)
             part = entries[end : end + len(rows)]
             part["position"] = np.repeat(frames["position"][numbers], repeats)
@@ -436,16 +436,6 @@ def _spread(starts: Array, counts: Array) -> npt.NDArray[np.int64]:
     total = int(counts.sum())
     before = np.cumsum(counts) - counts
     return np.repeat(starts - before, counts) + np.arange(total)
-
-
-def _parts(counts: Array, most: int) -> Iterator[slice]:
-    """Consecutive parts of `counts` whose sums are `most`, or less, or one count that is more."""
-    ends = np.cumsum(counts)
-    start = 0
-    while start < len(counts):
-        end = max(start + 1, int(np.searchsorted(ends, ends[start] - counts[start] + most, "right")))
-        yield slice(start, end)
-        start = end
 
 
 def _runs(frames: dict[str, Array], order: npt.NDArray[np.int64], counts: Array) -> npt.NDArray[np.void]:

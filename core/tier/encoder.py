@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from millpond.core.limits import ROW_GROUP_BYTES, ROW_GROUPS_PER_OBJECT, SEAL_BYTES, TIER_FOOTER_BYTES
+from millpond.core.ranges import split
 from millpond.core.schema import TIER_SCHEMA, TIER_VERSION
 from millpond.core.tier.layout import (
     FOOTER_KEY,
@@ -28,7 +29,6 @@ from millpond.core.tier.layout import (
     Footer,
     QueueRange,
     RowGroup,
-    split,
 )
 from millpond.core.tier.rows import row_bytes
 

@@ -24,7 +24,6 @@ from typing import Any
 import google_crc32c
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -98,18 +97,6 @@ def object_name(tenant: str, tier_name: str, store_ts: int, sequence: int, epoch
     """The key of an object whose rows all stand on the UTC date of `store_ts`. Names sort by `sequence`."""
     folder = f"v1/tenant={tenant}/topic={tier_name}/date={utc_date(store_ts)}"
     return f"{folder}/{sequence:020d}-{epoch:06d}-{random.hex()}.parquet"
-
-
-def split(sizes: npt.NDArray[np.int64], group_bytes: int) -> list[tuple[int, int]]:
-    """Row ranges [start, end) of row groups: each at most `group_bytes` raw, or one larger row."""
-    ends = np.cumsum(sizes)
-    groups, start = [], 0
-    while start < len(ends):
-        before = int(ends[start - 1]) if start else 0
-        end = max(start + 1, int(np.searchsorted(ends, before + group_bytes, "right")))
-        groups.append((start, end))
-        start = end
-    return groups
 
 
 def parse_footer(tail: bytes) -> tuple[Footer, Any]:

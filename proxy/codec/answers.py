@@ -30,6 +30,7 @@ from msgspec import UNSET, UnsetType
 from millpond.core.arrow import END_OF_STREAM
 from millpond.core.gathered import GATHERED_BYTES, Buffer, Gathered
 from millpond.core.limits import ANSWER_COLUMN_BYTES, ANSWER_SLICE_BYTES, TURN_ROWS
+from millpond.core.ranges import split
 from millpond.core.schema import TIER_SCHEMA
 from millpond.core.tier.rows import row_bytes
 from millpond.proxy.codec import few, json_columns
@@ -220,13 +221,8 @@ def _cut(rows: Iterable[Rows], slice_bytes: int) -> Iterator[Rows]:
             if batch.num_rows:
                 yield one
             continue
-        sums = np.cumsum(row_bytes(pa.Table.from_batches([one.batch])))
-        first = 0
-        while first < one.batch.num_rows:
-            done = sums[first - 1] if first else 0
-            end = max(first + 1, int(np.searchsorted(sums, done + slice_bytes, "right")))
-            yield one.part(first, end - first)
-            first = end
+        for start, end in split(row_bytes(pa.Table.from_batches([batch])), slice_bytes):
+            yield one.part(start, end - start)
 
 
 def messages(topic: str, rows: Rows, form: Form = "json") -> list[MessageOut]:

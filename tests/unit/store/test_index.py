@@ -89,22 +89,6 @@ def test_a_file_made_in_parts_is_the_same(most: int, monkeypatch: pytest.MonkeyP
     assert b"".join(some_index().close()) == whole
 
 
-@pytest.mark.parametrize(
-    ("counts", "most", "parts"),
-    [
-        ([], 5, []),
-        ([5], 5, [(0, 1)]),
-        ([6], 5, [(0, 1)]),
-        ([2, 3, 1], 5, [(0, 2), (2, 3)]),
-        ([1, 9, 1, 1], 5, [(0, 1), (1, 2), (2, 4)]),
-        ([3, 3, 3], 5, [(0, 1), (1, 2), (2, 3)]),
-    ],
-)
-def test_parts_have_no_more_than_asked_for(counts: list[int], most: int, parts: list[tuple[int, int]]) -> None:
-    """Unless a single frame has; each frame is in one of them."""
-    assert [(each.start, each.stop) for each in idx._parts(np.array(counts, np.int64), most)] == parts
-
-
 def test_a_large_index_is_not_copied_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once it has outgrown its first megabyte its columns have room for a segment: they stay where they are."""
     monkeypatch.setattr(idx, "_LARGE_BYTES", 1 << 13)

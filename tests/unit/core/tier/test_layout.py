@@ -7,7 +7,6 @@ import io
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -17,7 +16,7 @@ from support.objects import Encoded, encode
 
 from millpond.core.limits import MIB, ROW_GROUP_BYTES, ROW_GROUPS_PER_OBJECT, SEAL_QUEUES
 from millpond.core.schema import PROPERTIES_TYPE, TIER_SCHEMA, TIMESTAMP
-from millpond.core.tier.layout import Footer, decode_group, object_name, parse_footer, split
+from millpond.core.tier.layout import Footer, decode_group, object_name, parse_footer
 from millpond.core.tier.rows import row_bytes
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "tier_object_v1.parquet"
@@ -131,13 +130,6 @@ def test_pieces_make_no_difference(large: Large) -> None:
         found, read = read_back(pieces)
         assert [(g.queue, g.first, g.rows) for g in found.groups] == [(g.queue, g.first, g.rows) for g in footer.groups]
         assert read == groups
-
-
-def test_split() -> None:
-    """Row groups are filled up to their size; a larger row stands alone."""
-    sizes = np.array([3, 3, 3, 20, 1, 9, 1])
-    assert split(sizes, 10) == [(0, 3), (3, 4), (4, 6), (6, 7)]
-    assert split(np.array([], np.int64), 10) == []
 
 
 def test_object_names_sort_by_sequence() -> None:
