@@ -47,12 +47,17 @@ class BadAnswer(ValueError):
 
 
 class Buffers:
-    """What a request brings: `runs` of buffers one after another, `length` bytes in all."""
+    """What a request brings: `runs` of buffers one after another, `length` bytes in all.
+
+    None ends empty: asyncio's own loop would spin on it, and never close (python/cpython#155888, from 3.12 on).
+    """
 
     __slots__ = ("_runs", "length")
 
     def __init__(self, *runs: Sequence[Buffer], length: int | None = None) -> None:
         """`length`, when it is known already."""
+        if not (runs and runs[-1] and len(runs[-1][-1])):
+            runs = ([buffer for buffer in chain.from_iterable(runs) if len(buffer)],)
         self._runs = runs
         self.length = sum(map(len, self)) if length is None else length
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ from blockbuster import BlockingError
 import millpond
 
 BLOCKING = {
-    "database": "sqlite3.connect(':memory:').execute('select 1')",
+    "database": "with closing(sqlite3.connect(':memory:')) as database: database.execute('select 1')",
     "sync": "os.fsync(file)",
     "read from the disk": "os.preadv(file, [bytearray(1)], 0)",
     "file": "pathlib.Path(name).read_text()",
@@ -27,15 +27,17 @@ AT_ONCE = {
 def as_if_in_millpond(line: str) -> Callable[[int, str], None]:
     """A function of one line whose file is one of Millpond's."""
     scope: dict[str, Callable[[int, str], None]] = {}
-    source = f"import os, pathlib, sqlite3\ndef call(file, name):\n    {line}\n"
+    source = f"import os, pathlib, sqlite3\nfrom contextlib import closing\ndef call(file, name):\n    {line}\n"
     exec(compile(source, str(Path(millpond.__path__[0]) / "store" / "made_up.py"), "exec"), scope)  # noqa: S102
     return scope["call"]
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> int:
+def file(tmp_path: Path) -> Iterator[int]:
     (tmp_path / "file").write_text("content")
-    return os.open(tmp_path / "file", os.O_RDWR)
+    handle = os.open(tmp_path / "file", os.O_RDWR)
+    yield handle
+    os.close(handle)
 
 
 @pytest.mark.parametrize("line", BLOCKING.values(), ids=BLOCKING)

@@ -285,7 +285,7 @@ async def test_buffers_are_sent_as_they_are(serve: Serve) -> None:
     desk = Desk()
     _, raw = await _asked(serve, desk, b"1")
     await until(lambda: bool(desk.waiting))
-    desk.waiting[0].set_result([b"a" * 100_000, memoryview(b"b"), b""])
+    desk.waiting[0].set_result([b"a" * 100_000, b"", memoryview(b"b")])
     assert (await raw.answer())[2] == b"a" * 100_000 + b"b"
     await raw.close()
 

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from millpond.core.clock import SystemClock
+from millpond.core.gathered import Buffer
 from millpond.core.http.wire import NO_BODY, BadAnswer, Buffers, Wires
 from millpond.core.limits import CLIENT_HEAD_BYTES
 
@@ -89,6 +90,30 @@ async def test_request_as_sent() -> None:
     assert host.startswith("Host: 127.0.0.1:")
     assert others == ["Authorization: Bearer k", "X-K: ü", "Content-Length: 7"]
     assert sent == b"abcdefg"
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [([b"ab", b"cdefg", b""],), ([b"abcdefg"], [b""]), ([b"abcdefg", b""], [b"", pa.py_buffer(b"")], [])],
+    ids=["in a run", "a run alone", "in several"],
+)
+async def test_an_empty_end_of_a_request(runs: tuple[list[Buffer], ...]) -> None:
+    """All of it is handed over: an empty buffer behind the rest leaves nothing that waits for the socket for ever."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen.set_result(await reader.readuntil(b"abcdefg"))
+        writer.write(EMPTY)
+
+    seen: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+    async with listening(serve) as listener:
+        await listener.wires.ask("POST", "/", {}, Buffers(*runs), 5)
+        (wire,) = listener.wires._all
+        transport = wire._transport
+        assert transport is not None
+        transport.close()  # closes once everything is handed over
+        async with asyncio.timeout(5):
+            await wire.closed
+    assert b"Content-Length: 7\r\n" in await seen
 
 
 # -- what is no answer ----------------------------------------------------------------------------------------
