@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -51,6 +52,8 @@ def service(tmp_path: Path) -> Iterator[str]:
 
 def test_five_minutes_with_curl(service: str, tmp_path: Path) -> None:
     """Run as one shell session, every curl succeeds (a problem only where the README shows one) and prints that."""
+    if shutil.which("curl") is None:
+        pytest.skip("curl is not installed")
     told = steps(README.read_text())
     assert len(told) > 15, "the README lost its answers"
     mark = "-- end of a step --"
