@@ -34,6 +34,7 @@ _ZEROS = bytes(MIB)
 _ALLOCATE_STEP = 8 * MIB
 _WHOLE_BYTES_PER_SECOND = 256 * MIB  # of large files: one step each half millisecond, with a pause behind it
 _GONE = ".gone"  # behind the name of a file whose blocks are being given back
+_HALF = ".tmp"  # behind the name of one that is being written whole
 UNCACHED_WRITE_BYTES = 128 * KIB  # smaller writes share pages with what follows: those stay
 
 
@@ -103,7 +104,8 @@ class Disk(Protocol):
     def make_folder(self, folder: str) -> None: ...
 
     def write_whole(self, name: str, data: Sequence[Buffer], *, hurry: bool = False) -> None:
-        """Replace the file by `data`, or leave the old one: temporary name, sync, rename, sync of the folder.
+        """Replace the file by `data`, or leave the old one: temporary name, sync, rename, sync of the folder. What a
+        power cut leaves of it goes with the next `lock`.
 
         A large one in steps with pauses, so that flushes of the log come in between; with `hurry` all at once, a
         quarter of the time while the interpreter has other work.
@@ -395,7 +397,7 @@ class SystemDisk:
 
     def write_whole(self, name: str, data: Sequence[Buffer], *, hurry: bool = False) -> None:
         path = self.root / name
-        temporary = path.with_name(path.name + ".tmp")
+        temporary = path.with_name(path.name + _HALF)
         pieces = [memoryview(piece).cast("B") for piece in data]
         write = _write_new if hurry or sum(map(len, pieces)) <= SHRINK_BYTES else _write_gently
         try:
@@ -434,8 +436,9 @@ class SystemDisk:
             os.close(fd)
             raise
         self._lock_fd = fd
-        for left in self.root.rglob(f"*{_GONE}"):
-            give_back(left)
+        for left in (*self.root.glob("*"), *self.root.glob("*/*")):  # no deeper: a tier may be in here
+            if left.suffix in {_GONE, _HALF} and left.is_file():
+                give_back(left)
 
     def close(self) -> None:
         if self._lock_fd is not None:

@@ -298,6 +298,30 @@ def test_a_power_cut_leaves_no_part_of_a_file_under_its_name(
     assert list(large.parent.iterdir()) == []
 
 
+@pytest.mark.parametrize("total", [10, 2 * SHRINK_BYTES])
+def test_a_power_cut_while_a_file_is_written_leaves_nothing_for_good(
+    tmp_path: Path, total: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint's name comes once, so nobody would write over what is left. What lies deeper is not the disk's."""
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "tier" / "v1").mkdir(parents=True)
+    other = tmp_path / "tier" / "v1" / "other.tmp"
+    other.write_bytes(b"x")
+
+    def fsync(_: int) -> None:
+        raise _PowerCut
+
+    with monkeypatch.context() as patch, pytest.raises(_PowerCut):
+        patch.setattr(os, "fsync", fsync)
+        SystemDisk(tmp_path).write_whole("checkpoint/1.ckpt", [bytes(total)])
+    assert [path.name for path in (tmp_path / "checkpoint").iterdir()] == ["1.ckpt.tmp"]
+    disk = SystemDisk(tmp_path)
+    disk.lock()
+    disk.close()
+    assert list((tmp_path / "checkpoint").iterdir()) == []
+    assert other.exists()
+
+
 WHOLE = [0, 10, SHRINK_BYTES, SHRINK_BYTES + 1, 2 * SHRINK_BYTES + 4_097]
 
 
