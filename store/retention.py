@@ -2,7 +2,8 @@
 
 A segment may be recycled once every message in it is tiered or expired, two checkpoints cover its state, and the
 disk holds more than `local_bytes`. When such a segment still holds messages that are not sealed, they are
-appended again unchanged (`copied`) if they are at most half of it, else their topics are sealed now.
+appended again unchanged (`copied`) if they are at most half of it, else, or when the disk is too full for that, their
+topics are sealed now.
 
 Retention of a topic is logical: time and size advance `start_offset`, durably, and say nothing about disks.
 """
@@ -134,23 +135,26 @@ class Retention:
                 assert self._tail.log.drop_first_segment() is oldest
                 await housekeeping.release(oldest)
                 continue
-            if not await self._clear(oldest):
+            if not await self._clear(oldest, housekeeping):
                 return
 
-    async def _clear(self, oldest: Segment) -> bool:
-        """Make the oldest segment recyclable: copy its few unsealed messages, or seal their topics."""
+    async def _clear(self, oldest: Segment, housekeeping: Housekeeping) -> bool:
+        """Make the oldest segment recyclable: copy its few unsealed messages, or seal their topics. False: not now."""
         runs = self._tail.directory.runs_in(oldest.base)
         unsealed = runs[self._unsealed(runs)]
         if 2 * int(unsealed["bytes"].sum()) <= oldest.length:
-            await self._copy(oldest, unsealed)
-            return True
+            if await self._copy(oldest, unsealed):
+                return True
+            if not housekeeping.disk_full:  # a segment is on its way
+                return False
         queues = self._tail.fold.queues
         known = [queue for queue_id in unsealed["queue"] if (queue := queues.get(int(queue_id))) is not None]
         for topic_id in {queue.ref.topic_id for queue in known}:
             await self._seal(topic_id)
         return not len(self._unsealed(runs))
 
-    async def _copy(self, oldest: Segment, runs: npt.NDArray[np.void]) -> None:
+    async def _copy(self, oldest: Segment, runs: npt.NDArray[np.void]) -> bool:
+        """False: the tail has no room for all of them."""
         spots: list[FrameSpot] = []
         for run in runs:
             queue = self._tail.fold.queues.get(int(run["queue"]))
@@ -163,11 +167,12 @@ class Retention:
             for frame in await self._reader.frames(spots[start : start + _COPY_FRAMES]):
                 if oldest.base <= frame.position < oldest.end:
                     if not self._tail.has_room(len(frame.sidecar) + len(frame.payload)):
-                        return
+                        return False
                     self._tail.copied(frame, unpack_sidecar(frame.sidecar, frame.count, frame.columns))
             self._writer.wake()
             await self._writer.flushed(self._tail.log.tail)
         self._moved.add(oldest.base)
+        return True
 
     # -- topics --------------------------------------------------------------------------------------------
 

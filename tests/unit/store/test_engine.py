@@ -28,6 +28,7 @@ from millpond.store.client import (
 )
 from millpond.store.commitlog import Segment
 from millpond.store.disk import SystemDisk
+from millpond.store.housekeeping import Housekeeping
 from millpond.store.identity import DirectoryRefused
 from millpond.store.local import LocalStore
 
@@ -245,6 +246,41 @@ async def test_a_few_unsealed_messages_do_not_pin_a_segment(tmp_path: Path) -> N
     assert [bodies_of(frame) for frame in result.frames] == [[b"small and slow"]]
     assert result.frames[0].store_ts == stamp
     assert (await append(store, messages([b"next"], number=1))).outcomes[0].first_offset == 1
+    await store.close()
+
+
+@pytest.mark.parametrize("full", [False, True])
+async def test_no_room_to_copy_unsealed_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: bool) -> None:
+    """A round of retention ends all the same, and the next one goes on; on a full disk, which nothing else would give
+    room, the messages are sealed instead."""
+    config = {"local_bytes": 2 * 64 * 1024, "checkpoint_bytes": 8192}
+    store = await open_store(MemoryDisk(), StoreMetadata(), tmp_path, **config)
+    housekeeping, retention = store.engine.housekeeping, store.engine.retention
+    await append(store, messages([b"small and slow"], number=1))
+    for number in range(30):
+        await append(store, messages([b"x" * 9000]))
+        store.engine.seal_source.tiered(1, number + 1)
+    for _ in range(2):
+        store.engine.writer.mark(again=True)
+        await housekeeping.checkpoint()
+    await housekeeping.write_indexes()
+    assert retention.wanted() is not None
+    sealed: list[int] = []
+
+    async def seal(topic_id: int) -> None:
+        sealed.append(topic_id)
+        store.engine.seal_source.tiered(2, 1)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store.engine.tail, "has_room", lambda _: False)
+        patch.setattr(Housekeeping, "disk_full", property(lambda _: full, lambda *_: None), raising=False)
+        patch.setattr(retention, "_seal", seal)
+        async with asyncio.timeout(10):
+            await retention.free(housekeeping)
+    assert sealed == [1] * full
+    assert (store.engine.log.first_position > 0) == full
+    await retention.free(housekeeping)
+    assert store.engine.log.first_position > 0
     await store.close()
 
 
