@@ -265,7 +265,7 @@ class CommitLog:
     def append(self, drafts: list[Draft], store_ts: int) -> Placed:
         """Place `drafts` at the tail as one append group. The caller has asked `has_room`."""
         length = sum(draft.length for draft in drafts)
-        assert length <= self.segment_bytes, "a group fits a segment"
+        assert length <= self.segment_bytes and self.has_room(length), "a group fits a segment, and there is one"
         left = self.segment_bytes - self.tail % self.segment_bytes
         if length > left:
             self._fill(left, store_ts)

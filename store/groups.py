@@ -65,7 +65,7 @@ class Groups:
         return self._place(cursor)
 
     def of_request(self, request: ReceiveRequest) -> tuple[Group, bool]:
-        """The group with a cursor in every queue named, and whether it is new here.
+        """The group with a cursor in every queue named, and whether it is new here. Raises BadRequest, DiskFull.
 
         A queue that joins a group later is read from its first message on: it did not exist before.
         """
@@ -74,13 +74,14 @@ class Groups:
         if group is not None and group.checked is request.queues:
             return group, False
         created = group is None or not group.places
-        for queue in request.queues:
-            if self.find(ref.group_id, queue.queue_id) is None:
-                start = request.start if created else "earliest"
-                self._log.open_queue(queue)
-                ends = self._log.ends(queue.queue_id)
-                head = ends.start_offset if start == "earliest" else ends.end_offset
-                group = self.open(ref, queue, head).group
+        start = request.start if created else "earliest"
+        new = [queue for queue in request.queues if self.find(ref.group_id, queue.queue_id) is None]
+        for queue in new:
+            self._log.open_queue(queue)  # all before the first cursor: half a group would not know where it starts
+        for queue in new:
+            ends = self._log.ends(queue.queue_id)
+            head = ends.start_offset if start == "earliest" else ends.end_offset
+            group = self.open(ref, queue, head).group
         if group is None:
             raise BadRequest.field("queues", "at least one queue", 0)
         group.checked = request.queues

@@ -43,7 +43,7 @@ class DeliveryLog(Protocol):
         ...
 
     def open_queue(self, queue: QueueRef) -> None:
-        """Idempotent."""
+        """Idempotent. Raises DiskFull."""
         ...
 
     async def tag_hashes(self, queue_id: int, first: int, end: int) -> npt.NDArray[np.uint32]:

@@ -131,15 +131,16 @@ class LocalStore:
     async def close_producer(self, queue_ids: list[int], producer_id: str) -> None:
         self._check()
         known = [state.queue_id for state in self._sessions(queue_ids, producer_id)]
-        await self._operations([ops.ProducerClose(queue_id, producer_id) for queue_id in known])
+        tail = self.engine.tail
+        await self._flushed(lambda: [tail.operation(ops.ProducerClose(queue_id, producer_id)) for queue_id in known])
 
     async def seal(self, topic_id: int, deadline_ms: int) -> dict[int, int]:
         return await self._accepted(self.engine.sealer.seal_topic(topic_id), deadline_ms)
 
     async def delete_topic(self, topic_id: int) -> None:
         self._check()
-        members = self.engine.fold.queues.of_topic(topic_id)
-        await self._operations([ops.QueueDrop(queue.ref.queue_id) for queue in members])
+        tail, members = self.engine.tail, self.engine.fold.queues.of_topic(topic_id)
+        await self._flushed(lambda: [tail.operation(ops.QueueDrop(queue.ref.queue_id)) for queue in members])
 
     async def delete_group(self, group: GroupRef) -> None:
         await self._accepted(self.engine.delivery.delete_group(group), CALL_MS)
@@ -153,14 +154,13 @@ class LocalStore:
 
     # -- how calls are made ----------------------------------------------------------------------------------
 
-    async def _operations(self, operations: list[ops.Operation]) -> None:
-        tail = self.engine.tail
-        for operation in operations:
-            if not tail.has_room(len(ops.encode(operation))):
-                raise DiskFull("disk_full", "the store's disk is full")
-            tail.operation(operation)
-        self.engine.writer.wake()
-        await self._accepted(self.engine.writer.flushed(tail.log.tail), CALL_MS)
+    async def _flushed(self, operate: Callable[[], object]) -> None:
+        """Put operations at the tail, and wait until they are on the disk."""
+        try:
+            operate()
+        finally:
+            self.engine.writer.wake()
+        await self._accepted(self.engine.writer.flushed(self.engine.log.tail), CALL_MS)
 
     def _check(self) -> None:
         if self.engine.failed.done():

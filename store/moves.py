@@ -39,10 +39,13 @@ class Moves:
         self._note_due = note_due
 
     async def seek(self, request: SeekRequest) -> SeekResult:
-        """Raises BadRequest. Offsets beyond a queue's ends are taken for that end."""
+        """Raises BadRequest, DiskFull. Offsets beyond a queue's ends are taken for that end."""
         if len(request.queues) != len(request.offsets):
             raise BadRequest.field("offsets", "one for each queue", len(request.offsets))
         id_hash = int.from_bytes(blake2b(request.seek_id.encode(), digest_size=8).digest(), "little") >> 1 or 1
+        if not request.dry_run:
+            for queue in request.queues:
+                self._log.open_queue(queue)  # all before the first cursor moves
         pairs = zip(request.queues, request.offsets, strict=True)
         outcomes = [self._seek(request, queue, offset, id_hash) for queue, offset in pairs]
         if not request.dry_run:
@@ -56,8 +59,6 @@ class Moves:
         if place is not None and place.cursor.last_seek.id_hash == id_hash:
             last = place.cursor.last_seek
             return SeekOutcome(queue.queue_id, last.from_offset, last.to_offset)
-        if not request.dry_run:
-            self._log.open_queue(queue)
         ends = self._log.ends(queue.queue_id)
         to = max(ends.start_offset, min(offset, ends.end_offset))
         outcome = SeekOutcome(queue.queue_id, to if place is None else place.cursor.committed, to)

@@ -186,7 +186,7 @@ class Retention:
                 start = await self._start(queue, of_topic)
                 if start > queue.start_offset:
                     self._tail.trim_queue(queue.ref.queue_id, start)
-        self._writer.wake()
+                    self._writer.wake()
 
     async def _start(self, queue: QueueState, settings: TopicSettings) -> int:
         start = queue.start_offset

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import google_crc32c
 import pyarrow as pa
 
+from millpond.core.errors import DiskFull
 from millpond.core.frame import COPIED, EPOCH_START, HEADER_BYTES, MESSAGES, STATE, Sidecar, aligned
 from millpond.core.limits import MIB, RESERVED_STATE_BYTES
 from millpond.core.schema import PARTS
@@ -165,12 +166,17 @@ class Tail:
         return not self._held
 
     def operation(self, operation: ops.Operation) -> Placed:
-        """Append one operation as a frame of its own, and fold it."""
-        placed = self.state(ops.encode(operation), 1)
+        """Append one operation as a frame of its own, and fold it. Raises DiskFull: there is not even the room that is
+        kept for state."""
+        payload = ops.encode(operation)
+        if not self.log.has_room(aligned(HEADER_BYTES + len(payload))):
+            raise DiskFull("disk_full", "the store's disk is full")
+        placed = self.state(payload, 1)
         self.fold.perform(operation)
         return placed
 
     def open_queue(self, ref: QueueRef, first_offset: int) -> QueueState:
+        """Raises DiskFull."""
         self.operation(ops.QueueOpen(ref, first_offset))
         queue = self.fold.queues.get(ref.queue_id)
         assert queue is not None
