@@ -94,12 +94,13 @@ def topic_by_id(connection: Connection, topic_id: int) -> TopicInfo:
     return found[0]
 
 
-def topic_settings(connection: Connection, topic_ids: list[int]) -> dict[int, TopicSettings]:
-    """By id; those that are not living are left out."""
-    found: dict[int, TopicSettings] = {}
+def topic_settings(connection: Connection, topic_ids: list[int]) -> dict[int, TopicSettings | None]:
+    """By id; None: deleted. Those that never were are left out."""
+    found: dict[int, TopicSettings | None] = {}
     for ids in in_lists(topic_ids):
-        rows = select(TOPICS.c.topic_id, TOPICS.c.settings).where(TOPICS.c.topic_id.in_(ids), _LIVING)
-        found.update((topic_id, _settings_of(settings)) for topic_id, settings in connection.execute(rows))
+        rows = select(TOPICS.c.topic_id, TOPICS.c.settings, TOPICS.c.deleted_ms).where(TOPICS.c.topic_id.in_(ids))
+        for topic_id, settings, deleted_ms in connection.execute(rows):
+            found[topic_id] = _settings_of(settings) if deleted_ms is None else None
     return found
 
 

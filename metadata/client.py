@@ -235,8 +235,9 @@ class MetadataClient(Protocol):
 
     async def topic_by_id(self, topic_id: int) -> TopicInfo: ...
 
-    async def topic_settings(self, topic_ids: list[int]) -> dict[int, TopicSettings]:
-        """Of the living ones among many topics, by id: one query where `topic_by_id` of each would be thousands."""
+    async def topic_settings(self, topic_ids: list[int]) -> dict[int, TopicSettings | None]:
+        """Of many topics, by id; None: it was deleted; one that never was is left out. One query where `topic_by_id`
+        of each would be thousands."""
         ...
 
     async def topics(self, tenant: str, after: str, limit: int) -> list[TopicInfo]:

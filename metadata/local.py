@@ -137,7 +137,7 @@ class LocalMetadata:
     async def topic_by_id(self, topic_id: int) -> TopicInfo:
         return await self._read(lambda c: catalog.topic_by_id(c, topic_id))
 
-    async def topic_settings(self, topic_ids: list[int]) -> dict[int, TopicSettings]:
+    async def topic_settings(self, topic_ids: list[int]) -> dict[int, TopicSettings | None]:
         return await self._read(lambda c: catalog.topic_settings(c, topic_ids))
 
     async def topics(self, tenant: str, after: str, limit: int) -> list[TopicInfo]:

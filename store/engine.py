@@ -36,6 +36,7 @@ from millpond.store.delivery_log import EngineLog
 from millpond.store.disk import Disk
 from millpond.store.fold.fold import Fold
 from millpond.store.fold.operations import NewerFormat
+from millpond.store.fold.queues import QueueState
 from millpond.store.fold.snapshot import Snapshot, together
 from millpond.store.housekeeping import Housekeeping
 from millpond.store.identity import DirectoryRefused, load_or_create
@@ -222,21 +223,33 @@ class Engine:
 
     async def _learn_tiered(self) -> None:
         """What of each queue is in the tier and on this disk: worked out anew at every start."""
+        tiered = await self._metadata.tiered_to([queue.ref.queue_id for queue in self.fold.queues])
+        beyond = [queue for queue in self.fold.queues if tiered.get(queue.ref.queue_id, 0) > queue.next_offset]
+        if beyond:
+            await self._drop_deleted(beyond, tiered)
         queues = list(self.fold.queues)
-        tiered = await self._metadata.tiered_to([queue.ref.queue_id for queue in queues])
         for queue in queues:
             queue.tiered_to = tiered.get(queue.ref.queue_id, 0)
-            if queue.tiered_to > queue.next_offset:
-                raise DirectoryRefused(
-                    f"the tier holds messages of queue {queue.ref.queue_id} up to {queue.tiered_to}, the log ends at "
-                    f"{queue.next_offset}: this is an older copy of the data directory; restore the newest one"
-                )
         local, unsealed = self.directory.survey(
             np.array([queue.ref.queue_id for queue in queues], np.int64),
             np.array([queue.tiered_to for queue in queues], np.int64),
         )
         for queue, local_offset, unsealed_bytes in zip(queues, local.tolist(), unsealed.tolist(), strict=True):
             queue.local_offset, queue.unsealed_bytes = local_offset, unsealed_bytes
+
+    async def _drop_deleted(self, beyond: list[QueueState], tiered: dict[int, int]) -> None:
+        """Of these queues the tier has more than the log. A message that came after its topic was deleted may have
+        opened one anew."""
+        settings = await self._metadata.topic_settings(sorted({queue.ref.topic_id for queue in beyond}))
+        for queue in beyond:
+            topic_id, queue_id = queue.ref.topic_id, queue.ref.queue_id
+            if topic_id in settings and settings[topic_id] is None:
+                self.tail.drop_topic(topic_id)
+                continue
+            raise DirectoryRefused(
+                f"the tier holds messages of queue {queue_id} up to {tiered[queue_id]}, the log ends at "
+                f"{queue.next_offset}: this is an older copy of the data directory; restore the newest one"
+            )
 
     # -- called by the parts -------------------------------------------------------------------------------
 

@@ -139,8 +139,7 @@ class LocalStore:
 
     async def delete_topic(self, topic_id: int) -> None:
         self._check()
-        tail, members = self.engine.tail, self.engine.fold.queues.of_topic(topic_id)
-        await self._flushed(lambda: [tail.operation(ops.QueueDrop(queue.ref.queue_id)) for queue in members])
+        await self._flushed(lambda: self.engine.tail.drop_topic(topic_id))
 
     async def delete_group(self, group: GroupRef) -> None:
         await self._accepted(self.engine.delivery.delete_group(group), CALL_MS)

@@ -110,15 +110,15 @@ class Retention:
                 queue.local_offset = max(queue.local_offset, gone)
 
     async def loop(self, housekeeping: Housekeeping) -> None:
-        """Every few seconds: free what is above `local_bytes`, and advance `start_offset`s."""
+        """Every few seconds: free what is above `local_bytes`; now and then `trim`."""
         rounds = 0
         while True:
             await asyncio.sleep(ROUND_SECONDS)
             rounds += 1
             try:
-                await self.free(housekeeping)
                 if rounds % TRIM_ROUNDS == 0:
-                    await self.trim()
+                    await self.trim()  # first: what a deleted topic has left may be what a segment waits for
+                await self.free(housekeeping)
             except MillpondError as error:
                 _log.warning("retention waits: %s", error)
 
@@ -177,9 +177,15 @@ class Retention:
     # -- topics --------------------------------------------------------------------------------------------
 
     async def trim(self) -> None:
-        """Advance the `start_offset` of every queue whose topic keeps messages for a time or a size."""
+        """Advance the `start_offset` of every queue whose topic keeps messages for a time or a size. Drop the queues of
+        topics that were deleted: the store may have been away then, or a proxy that had not heard of it was late."""
         settings = await self._metadata.topic_settings(self._tail.fold.queues.topic_ids())
         for topic_id, of_topic in settings.items():
+            if of_topic is None:
+                _log.info("topic %d was deleted: its queues are dropped", topic_id)
+                self._tail.drop_topic(topic_id)
+                self._writer.wake()
+                continue
             if of_topic.retention_ms is None and of_topic.retention_bytes is None:
                 continue
             for queue in self._tail.fold.queues.of_topic(topic_id):

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import google_crc32c
 import pyarrow as pa
 
-from millpond.core.errors import DiskFull
+from millpond.core.errors import DiskFull, NotFound
 from millpond.core.frame import COPIED, EPOCH_START, HEADER_BYTES, MESSAGES, STATE, Sidecar, aligned
 from millpond.core.limits import MIB, RESERVED_STATE_BYTES
 from millpond.core.schema import PARTS
@@ -30,6 +30,7 @@ from millpond.store.store_time import StoreTime
 FRAMES_PER_SEGMENT = 262_144  # bounds the open index to ~40 MB; a segment of smaller frames is closed early
 
 
+DROPPED_TOPICS = 10_000  # remembered; what a start has forgotten, retention drops again
 STATE_FRAME_BYTES = 4 * MIB  # a larger gathering becomes several frames
 
 
@@ -58,6 +59,7 @@ class Tail:
         self._recent = recent
         self._rolled = rolled
         self._unconfirmed: deque[_Unconfirmed] = deque()
+        self._dropped: dict[int, None] = {}  # topic ids; the oldest first
         self._held: deque[tuple[bytes, int]] = deque()  # state frames without room yet; their changes are folded
         self.frames = 0  # since start
 
@@ -176,11 +178,22 @@ class Tail:
         return placed
 
     def open_queue(self, ref: QueueRef, first_offset: int) -> QueueState:
-        """Raises DiskFull."""
+        """Raises NotFound(topic_not_found) when its topic was dropped, DiskFull."""
+        if ref.topic_id in self._dropped:
+            raise NotFound("topic_not_found", "the topic was deleted")
         self.operation(ops.QueueOpen(ref, first_offset))
         queue = self.fold.queues.get(ref.queue_id)
         assert queue is not None
         return queue
+
+    def drop_topic(self, topic_id: int) -> None:
+        """Forget its queues and what they hold. Who has not heard of it yet opens none of them again: another one's
+        first message would have an offset that the tier knows. Raises DiskFull: some may be left."""
+        self._dropped[topic_id] = None
+        if len(self._dropped) > DROPPED_TOPICS:
+            del self._dropped[next(iter(self._dropped))]
+        for queue in self.fold.queues.of_topic(topic_id):
+            self.operation(ops.QueueDrop(queue.ref.queue_id))
 
     def trim_queue(self, queue_id: int, start_offset: int) -> Placed:
         return self.operation(ops.QueueTrim(queue_id, start_offset))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import logging
 from typing import Literal
 
 import msgspec
@@ -12,7 +13,7 @@ from aiohttp import web
 from msgspec import UNSET, UnsetType
 
 from millpond.core import limits
-from millpond.core.errors import BadRequest
+from millpond.core.errors import BadRequest, MillpondError
 from millpond.core.http.call import JSON, Input, answer, empty
 from millpond.core.http.fields import Bytes, DedupWindow, Duration, MessageBytes, PageSize, Queues
 from millpond.core.http.routing import Route
@@ -22,6 +23,8 @@ from millpond.proxy import message_id
 from millpond.proxy.parts import Parts, ProxyCall
 from millpond.proxy.times import ends_of
 from millpond.store.client import StoreClient
+
+_log = logging.getLogger("millpond.proxy")
 
 
 class Retention(Input, frozen=True, forbid_unknown_fields=True):
@@ -132,13 +135,21 @@ async def patch_topic(call: ProxyCall) -> web.StreamResponse:
 
 
 async def delete_topic(call: ProxyCall) -> web.StreamResponse:
-    """Metadata first: the name is free and nobody finds the topic; then the stores forget its queues."""
+    """Metadata first: the name is free and nobody finds the topic; then the stores forget its queues. One that cannot
+    do so now finds out for itself, within a minute."""
     name = check_name("topic", call.params["topic"])
     parts = call.parts
     topic = await parts.metadata.delete_topic(call.principal.tenant, name)
     parts.catalog.drop_topic(topic.topic_id)
-    await asyncio.gather(*(store.delete_topic(topic.topic_id) for store in stores_of(parts, topic)))
+    await asyncio.gather(*(_forget(parts, group, topic) for group in _store_groups(topic)))
     return empty()
+
+
+async def _forget(parts: Parts, store_group: str, topic: TopicInfo) -> None:
+    try:
+        await parts.stores.group(store_group).delete_topic(topic.topic_id)
+    except MillpondError as error:
+        _log.warning("topic %s is deleted; store group %s has not heard of it: %s", topic.name, store_group, error)
 
 
 async def list_topics(call: ProxyCall) -> web.StreamResponse:
@@ -167,10 +178,13 @@ async def topic_of(call: ProxyCall) -> TopicInfo:
     return await call.parts.catalog.topic(call.principal.tenant, name)
 
 
+def _store_groups(topic: TopicInfo) -> list[str]:
+    return sorted({span.store_group for queue in topic.queues for span in queue.spans})
+
+
 def stores_of(parts: Parts, topic: TopicInfo) -> list[StoreClient]:
     """Every store group that holds a part of the topic's queues."""
-    groups = {span.store_group for queue in topic.queues for span in queue.spans}
-    return [parts.stores.group(group) for group in sorted(groups)]
+    return [parts.stores.group(group) for group in _store_groups(topic)]
 
 
 async def queue_states(parts: Parts, topic: TopicInfo, tiered_to: dict[int, int]) -> list[QueueState]:

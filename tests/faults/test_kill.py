@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 from support.checker import Checker
-from support.load import GROUPS, Http, Load
+from support.load import GROUPS, Answer, Http, Load
 from support.processes import Process
 
 STARTING_SECONDS = 1.0  # about what a start takes
@@ -50,6 +50,39 @@ async def test_killed_thirty_times_under_load(start: Callable[..., Process]) -> 
     """The same, thirty kills on one data directory, with checkpoints and full segments in between."""
     checker, ready = await kill_cycles(start("--segment-bytes", "1048576", "--checkpoint-frames", "500"), 30, 1000)
     print(f"\n{checker.acknowledged} acknowledged, {checker.unknown} unknown, ready after {ready}")
+
+
+async def test_a_topic_deleted_under_load(start: Callable[..., Process], client: Callable[[Process], Http]) -> None:
+    """Messages that were on their way are refused, and the next start is as any other: they have opened no queue anew,
+    at an offset of which the tier has another message."""
+    service = await start().start()
+    http = client(service)
+    for path in (paths := [f"/v1/topics/{name}" for name in ("one", "two", "three")]):
+        await http.ok("PUT", path, {"queues": 2})
+        await http.ok("POST", f"{path}/messages", {"messages": [{"body": "x", "key": str(key)} for key in range(100)]})
+        await http.ok("POST", f"{path}/flush")
+        assert await refusals(http, path) == {"topic_not_found"}
+    service.kill()
+    await service.start()
+    for path in paths:
+        await http.ok("PUT", path, {"queues": 2})
+        assert [one["end_offset"] for one in await http.queues(path.rpartition("/")[2])] == [0, 0]
+
+
+async def refusals(http: Http, path: str) -> set[str]:
+    """The codes with which 32 producers of a topic end that is deleted meanwhile."""
+    taken = asyncio.Event()
+
+    async def produce() -> Answer:
+        while (answer := await http.call("POST", f"{path}/messages", {"messages": [{"body": "x"}]})).outcome == "ok":
+            taken.set()
+        return answer
+
+    async with asyncio.timeout(30):
+        producers = [asyncio.create_task(produce()) for _ in range(32)]
+        await taken.wait()
+        await http.ok("DELETE", path)
+        return {answer.code for answer in await asyncio.gather(*producers)}
 
 
 @pytest.mark.long

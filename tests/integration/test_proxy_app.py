@@ -16,7 +16,7 @@ from yarl import URL
 
 from millpond.core.clock import SystemClock, SystemRandom
 from millpond.core.config import ProxyConfig, StoreConfig, TierConfig
-from millpond.core.errors import StartupError
+from millpond.core.errors import StartupError, Unavailable
 from millpond.core.http.routing import Route, Router
 from millpond.core.http.secret import SecretGate
 from millpond.core.http.server import HttpServer
@@ -29,15 +29,19 @@ from millpond.proxy.catalog import OPEN_PRINCIPAL
 from millpond.store import server as store_server
 from millpond.store.local import LocalStore
 from millpond.store.remote import RemoteStore
+from millpond.store.tail import Tail
 
 
 class World:
     """One proxy over direct calls, and a client. `call` answers (status, decoded JSON or None)."""
 
-    def __init__(self, proxy: Proxy, session: aiohttp.ClientSession, metadata: LocalMetadata) -> None:
+    def __init__(
+        self, proxy: Proxy, session: aiohttp.ClientSession, metadata: LocalMetadata, store: LocalStore
+    ) -> None:
         self.proxy = proxy
         self.session = session
         self.metadata = metadata
+        self.store = store
         self.headers: dict[str, str] = {}
 
     async def call(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
@@ -106,7 +110,7 @@ async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         await proxy.start()
         ends.push_async_callback(proxy.stop, 1)
         session = await ends.enter_async_context(aiohttp.ClientSession())
-        yield World(proxy, session, metadata)
+        yield World(proxy, session, metadata, store)
 
 
 async def test_a_topic_is_made_once_and_changed(world: World) -> None:
@@ -191,6 +195,24 @@ async def test_a_deleted_topic_is_gone_and_its_name_free(world: World) -> None:
     assert second["topic_id"] != first["topic_id"]
     _, state = await world.call("GET", "/v1/topics/orders/queues")
     assert ends(state) == [(0, 0, 0, 0)]
+
+
+async def test_a_topic_is_deleted_while_its_store_cannot_be_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For clients it is gone at once, and the store finds out for itself."""
+    await world.call("PUT", "/v1/topics/orders", {"queues": 1})
+    await world.produce("orders", "a")
+
+    def away(_tail: Tail, _topic_id: int) -> None:
+        raise Unavailable("shutting_down", "the store is shutting down")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Tail, "drop_topic", away)
+        assert (await world.call("DELETE", "/v1/topics/orders"))[0] == 204
+    assert (await world.call("DELETE", "/v1/topics/orders"))[1]["code"] == "topic_not_found"
+    engine = world.store.engine
+    assert len(engine.fold.queues) == 1
+    await engine.retention.trim()
+    assert len(engine.fold.queues) == 0
 
 
 async def test_history_is_planned_from_what_was_sealed(world: World) -> None:

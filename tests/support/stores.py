@@ -27,20 +27,21 @@ TENANT, TOPIC = 1, 1
 
 
 class StoreMetadata:
-    """The little that a store asks of metadata: epochs that only rise, and an empty tier."""
+    """The little that a store asks of metadata: epochs that only rise, and a tier that is empty at first."""
 
     def __init__(self) -> None:
         self.epoch = 0
-        self.settings: dict[int, TopicSettings] = {}
+        self.settings: dict[int, TopicSettings | None] = {}  # None: deleted
+        self.tiered: dict[int, int] = {}
 
     async def register_store(self, store_group: str, node_id: str, address: str) -> StoreInfo:
         self.epoch += 1
         return StoreInfo(store_group, self.epoch, address)
 
     async def tiered_to(self, queue_ids: list[int]) -> dict[int, int]:
-        return {}
+        return {queue_id: self.tiered[queue_id] for queue_id in queue_ids if queue_id in self.tiered}
 
-    async def topic_settings(self, topic_ids: list[int]) -> dict[int, TopicSettings]:
+    async def topic_settings(self, topic_ids: list[int]) -> dict[int, TopicSettings | None]:
         return {topic_id: self.settings[topic_id] for topic_id in topic_ids if topic_id in self.settings}
 
     async def topic_by_id(self, topic_id: int) -> TopicInfo:

@@ -31,12 +31,13 @@ async def test_put_topic_creates(metadata: MetadataClient) -> None:
 
 
 async def test_settings_of_many_topics(metadata: MetadataClient) -> None:
-    """One call answers for more topics than one statement takes; those that are gone or never were are left out."""
+    """One call answers for more topics than one statement takes; deleted ones are told from those that never were."""
     settings = [TopicSettings(queues=1, retention_ms=1000 + number) for number in range(3)]
     ids = [(await metadata.put_topic("default", f"t{i}", each))[0].topic_id for i, each in enumerate(settings)]
     await metadata.delete_topic("default", "t1")
     unknown = list(range(10**6, 10**6 + 2 * IN_LIST))
-    assert await metadata.topic_settings([ids[0], *unknown, *ids[1:]]) == {ids[0]: settings[0], ids[2]: settings[2]}
+    found = await metadata.topic_settings([ids[0], *unknown, *ids[1:]])
+    assert found == {ids[0]: settings[0], ids[1]: None, ids[2]: settings[2]}
     assert await metadata.topic_settings([]) == {}
 
 
