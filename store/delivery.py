@@ -436,11 +436,19 @@ class Delivery:
         known = self._groups.get(group.group_id)
         if known is None:
             return
-        self._groups.remove(known)
-        known.waiters.fail(_group_gone(group))
+        self._forget(known, _group_gone(group))
         self._cursors.delete_group(group)
         self._log.state_changed()
         await self._log.state_flushed()
+
+    def drop_topic(self, topic_id: int) -> None:
+        """Its queues are gone, and the cursors in them. Receives that wait end with NotFound(topic_not_found)."""
+        for group in [group for group in self._groups if group.ref.topic_id == topic_id]:
+            self._forget(group, NotFound("topic_not_found", "the topic was deleted"))
+
+    def _forget(self, group: Group, error: NotFound) -> None:
+        self._groups.remove(group)
+        group.waiters.fail(error)
 
 
 def _grant(drawn: Drawn, local: int, frames: list[StoredFrame]) -> Grant:

@@ -161,7 +161,7 @@ class Engine:
         self.lost = restored.lost
         self.time = StoreTime(self._clock, restored.last_ts)
         recent = Recent(RECENT_BYTES)
-        self.tail = Tail(self.log, self.directory, self.fold, self.time, recent, self._rolled)
+        self.tail = Tail(self.log, self.directory, self.fold, self.time, recent, self._rolled, self._dropped)
         self.writer = Writer(self.log, self._gather, self._confirmed, self.time.now_ms)
         self.reader = FrameReader(self.log, recent, self._quarantine, self.writer.awaiting)
         self.ahead = FramesAhead(self.fold.queues, self.directory, self.reader, self.writer.awaiting)
@@ -271,6 +271,10 @@ class Engine:
 
     def _rolled(self) -> None:
         self.housekeeping.rolled()
+
+    def _dropped(self, topic_id: int) -> None:
+        self.delivery.drop_topic(topic_id)
+        self.seal_source.drop_topic(topic_id)
 
     def _quarantine(self, position: int, end: int) -> None:
         if (position, end) not in self.quarantined:

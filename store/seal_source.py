@@ -86,6 +86,10 @@ class EngineSealSource:
             self._wake.set()
         self._gathered[topic_id] = gathered
 
+    def drop_topic(self, topic_id: int) -> None:
+        """It was deleted."""
+        self._gathered.pop(topic_id, None)
+
     def topics(self) -> list[tuple[int, int]]:
         queues = self._tail.fold.queues
         return [

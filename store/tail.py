@@ -41,7 +41,8 @@ class _Unconfirmed(NamedTuple):
 
 
 class Tail:
-    """The append side of a store. `rolled(old index)` is called when a segment is full."""
+    """The append side of a store. `rolled()` is called when a segment is full, `dropped(topic id)` when the queues of a
+    topic are gone."""
 
     def __init__(
         self,
@@ -51,6 +52,7 @@ class Tail:
         time: StoreTime,
         recent: Recent,
         rolled: Callable[[], None],
+        dropped: Callable[[int], None],
     ) -> None:
         self.log = log
         self.directory = directory
@@ -58,6 +60,7 @@ class Tail:
         self.time = time
         self._recent = recent
         self._rolled = rolled
+        self._on_dropped = dropped
         self._unconfirmed: deque[_Unconfirmed] = deque()
         self._dropped: dict[int, None] = {}  # topic ids; the oldest first
         self._held: deque[tuple[bytes, int]] = deque()  # state frames without room yet; their changes are folded
@@ -194,6 +197,7 @@ class Tail:
             del self._dropped[next(iter(self._dropped))]
         for queue in self.fold.queues.of_topic(topic_id):
             self.operation(ops.QueueDrop(queue.ref.queue_id))
+        self._on_dropped(topic_id)
 
     def trim_queue(self, queue_id: int, start_offset: int) -> Placed:
         return self.operation(ops.QueueTrim(queue_id, start_offset))

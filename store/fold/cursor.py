@@ -93,6 +93,10 @@ class Cursor:
         """A scalar was changed, or will be in this turn: the next gathering takes this cursor along."""
         self._dirty[self.key] = self
 
+    def detach(self) -> None:
+        """It was dropped: what whoever still holds it does to it is not gathered."""
+        self._dirty = {}
+
     def _touch(self, offsets: Ints | range) -> None:
         self._touched.append(offsets)
         self._dirty[self.key] = self

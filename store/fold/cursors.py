@@ -70,7 +70,7 @@ class Cursors:
 
     def _drop(self, keys: Iterable[Key]) -> None:
         for key in list(keys):
-            del self.by_key[key]
+            self.by_key.pop(key).detach()
             self.dirty.pop(key, None)
             group_id, queue_id = key
             of_queue = self._of_queue[queue_id]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from support.deliveries import turns
 from support.disks import MemoryDisk
 from support.stores import StoreMetadata, append, bodies_of, messages, open_store, queue
 
@@ -580,6 +581,27 @@ async def test_a_deleted_topic_does_not_come_back(tmp_path: Path) -> None:
     with pytest.raises(NotFound):
         await store.seek(SeekRequest(group, [queue()], [0], "one", dry_run=False))
     assert list(store.engine.fold.queues) == []
+    await store.close()
+
+
+async def test_nothing_is_left_of_a_deleted_topic(tmp_path: Path) -> None:
+    """Receives that wait are told at once, and neither the group nor what its topic has gathered is kept."""
+    store = await open_store(MemoryDisk(), StoreMetadata(), tmp_path)
+    other, group = QueueRef(1, 2, 7, 0), GroupRef(1, 1, 5)
+    await append(store, messages([b"a"]), msgspec.structs.replace(messages([b"b"]), queue=other))
+    request = ReceiveRequest(group, [queue()], "latest", 10, 1 << 20, 30_000, wait_ms=30_000)
+    kept = ReceiveRequest(GroupRef(1, 2, 6), [other], "latest", 10, 1 << 20, 30_000)
+    await store.receive(kept)
+    async with asyncio.timeout(10):
+        waiting = asyncio.create_task(store.receive(request))
+        await turns()
+        assert store.engine.delivery.waiting == 1
+        await store.delete_topic(1)
+        with pytest.raises(NotFound) as error:
+            await waiting
+    assert error.value.code == "topic_not_found"
+    assert [each.ref.group_id for each in store.engine.delivery._groups] == [6]
+    assert list(store.engine.seal_source._gathered) == [2]
     await store.close()
 
 

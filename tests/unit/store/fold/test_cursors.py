@@ -282,6 +282,20 @@ def test_dropped_cursors_are_not_gathered() -> None:
     assert second.by_key[3, 40].head == 2
 
 
+def test_what_is_done_to_a_dropped_cursor_is_not_gathered() -> None:
+    """By who still holds it: a receive that was under way. Neither alone, nor in place of the one that came after."""
+    cursors, second = Cursors(), Cursors()
+    old = cursors.open(GROUP, QUEUE, 5)
+    cursors.take_deltas()
+    cursors.drop_queue(QUEUE.queue_id)
+    old.grant(np.arange(5, 7), 10, 7)
+    assert not cursors.changed
+    cursors.open(GROUP, QUEUE, 2)
+    old.advance(9)
+    second.apply(*cursors.take_deltas())
+    assert second.by_key[3, 40].head == 2
+
+
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_snapshot_of_many_cursors(count: int) -> None:
     """A snapshot holds every cursor with its own rows."""
