@@ -209,7 +209,8 @@ class Reads:
         while offset < end:
             entries = await self._directory.entries(queue.ref.queue_id, offset, min(end - offset, 4096))
             if not len(entries):
-                raise self.missing(queue.ref.queue_id, offset)
+                offset = _behind(self.missing(queue.ref.queue_id, offset))
+                continue
             spots = spots_of(entries, offset)
             stamps = await self._reader.timestamps(spots)
             for spot, stamp in zip(spots, stamps, strict=True):
@@ -223,7 +224,11 @@ class Reads:
         offset, end = max(queue.local_offset, queue.start_offset), queue.confirmed_end
         while offset < end:
             request = ReadRequest(queue.ref.queue_id, offset, end - offset, _BORN_SCAN_BYTES)
-            spots, next_offset = await self._choose(request, queue.ends())
+            try:
+                spots, next_offset = await self._choose(request, queue.ends())
+            except Internal as error:
+                offset = _behind(error)
+                continue
             frames = await self._reader.frames(spots)
             found = await asyncio.get_running_loop().run_in_executor(None, _first_born, frames, offset, ts)
             if found is not None:
@@ -253,6 +258,14 @@ class Reads:
             return False
         keys = unpack_sidecar(frame.sidecar, frame.count, frame.columns).key_hash
         return bool((keys == request.key_hash).any()) and frame.first_offset + frame.count > queue.start_offset
+
+
+def _behind(missing: BelowLocal | Internal) -> int:
+    """Where a stretch that was lost ends: a search passes over it. Raises `missing` when that is not known."""
+    behind = missing.extra.get("next_offset")
+    if not isinstance(behind, int):
+        raise missing
+    return behind
 
 
 def _first_born(frames: list[StoredFrame], offset: int, ts: int) -> int | None:

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 import numpy as np
 import numpy.typing as npt
 
-from millpond.core.errors import MillpondError
+from millpond.core.errors import BelowLocal, Internal, MillpondError
 from millpond.core.frame import unpack_sidecar
 from millpond.metadata.client import MetadataClient, TopicSettings
 from millpond.store.checkpoint import Checkpoints
@@ -189,7 +189,11 @@ class Retention:
             if of_topic.retention_ms is None and of_topic.retention_bytes is None:
                 continue
             for queue in self._tail.fold.queues.of_topic(topic_id):
-                start = await self._start(queue, of_topic)
+                try:
+                    start = await self._start(queue, of_topic)
+                except (Internal, BelowLocal) as error:  # damaged there: that holds up no other
+                    _log.warning("retention leaves queue %d as it is: %s", queue.ref.queue_id, error)
+                    continue
                 if start > queue.start_offset:
                     self._tail.trim_queue(queue.ref.queue_id, start)
                     self._writer.wake()

@@ -28,6 +28,7 @@ from millpond.store.client import (
     ReceiveRequest,
     SeekRequest,
     TimeRequest,
+    TimeResult,
 )
 from millpond.store.commitlog import Segment
 from millpond.store.disk import SystemDisk
@@ -270,6 +271,25 @@ async def test_retention_of_a_topic(tmp_path: Path) -> None:
     await store.close()
 
 
+async def test_a_damaged_queue_does_not_hold_up_retention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own start stays where it is; the others' advance."""
+    metadata = StoreMetadata()
+    metadata.settings[1] = TopicSettings(queues=2, retention_ms=1)
+    store = await open_store(MemoryDisk(), metadata, tmp_path)
+    await append(store, messages([b"a"]), messages([b"b"], number=1))
+    reads, real = store.engine.reads, store.engine.reads.offsets_at
+
+    async def offsets_at(request: TimeRequest) -> TimeResult:
+        if request.queue_ids == [1]:
+            raise reads.missing(1, 0)
+        return await real(TimeRequest(request.queue_ids, request.ts + 60_000))
+
+    monkeypatch.setattr(reads, "offsets_at", offsets_at)
+    await store.engine.retention.trim()
+    assert [end.start_offset for end in await store.queues([1, 2])] == [0, 1]
+    await store.close()
+
+
 async def test_a_few_unsealed_messages_do_not_pin_a_segment(tmp_path: Path) -> None:
     """What is not tiered of an old segment is appended again, unchanged: same offset, same timestamp, also after a
     restart."""
@@ -507,6 +527,34 @@ async def test_damage_below_the_checkpoint_never_gives_an_offset_twice(tmp_path:
     assert await texts(store, number=1) == [b"of another queue", b"later"]
     with pytest.raises(Internal):
         await store.read(ReadRequest(1, 1, 1, 1000))
+    await store.close()
+
+
+async def test_a_search_by_time_passes_over_what_was_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It finds what can be read behind it, and so retention goes on there."""
+    disk, metadata = MemoryDisk(), StoreMetadata()
+    metadata.settings[1] = TopicSettings(queues=1, retention_ms=1_500)
+    store = await open_store(disk, metadata, tmp_path)
+    begin = store.engine.time.now_ms() + 1_000
+    for number in range(3):
+        monkeypatch.setattr(store.engine.time, "now_ms", lambda number=number: begin + 1_000 * number)
+        await append(store, messages([b"%d" % number]))
+    [spot] = await store.engine.directory.spots(1, 1, 1)
+    left = {name: bytes(disk.inodes[inode]) for name, inode in disk.named.items()}
+    await store.close()
+    for name, data in left.items():
+        disk.write_whole(name, [data])
+    disk.inodes[disk.named["log/00000000000000000000.seg"]][spot.position + HEADER_BYTES] ^= 1
+    for name in [name for name in disk.named if name.startswith("checkpoint/")]:
+        disk.remove(name)
+    store = await open_store(disk, metadata, tmp_path)
+    assert store.engine.lost == [(1, 1, 2)]
+    for ts, offset in ((0, 0), (begin, 0), (begin + 1, 2), (begin + 1_500, 2), (begin + 2_001, 3)):
+        assert (await store.offsets_at(TimeRequest([1], ts))).offsets == [offset]
+    assert (await store.offsets_at(TimeRequest([1], begin, "born"))).offsets == [3], "none has such a time"
+    monkeypatch.setattr(store.engine.time, "now_ms", lambda: begin + 3_000)
+    await store.engine.retention.trim()
+    assert (await store.queues([1]))[0].start_offset == 2
     await store.close()
 
 
