@@ -20,6 +20,7 @@ from millpond.store.fold.operations import Ints
 from millpond.store.groups import Groups
 from millpond.store.handout import Drawn
 from millpond.store.places import Place
+from millpond.store.waiters import ids_of
 
 
 class _Rows(msgspec.Struct, frozen=True, gc=False):
@@ -85,7 +86,10 @@ class Attempts:
         if remembered is None or remembered.until <= now:
             return []
         held: list[Drawn] = []
+        named = ids_of(request.queues)
         for rows in (remembered.first, *remembered.others):
+            if rows.place.queue_id not in named:  # who asks again does not know this queue yet
+                continue
             place = self._groups.find(request.group.group_id, rows.place.queue_id)
             if place is rows.place and place.cursor.generation == rows.generation:
                 drawn = _whole(rows, now)

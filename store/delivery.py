@@ -44,7 +44,7 @@ from millpond.store.handout import DeliveryLog, Drawn, Handout
 from millpond.store.moves import Moves
 from millpond.store.parked import Parked, Woken
 from millpond.store.places import DueTimes, Group, OpenClaim, Place
-from millpond.store.waiters import Waiter, WaiterCount
+from millpond.store.waiters import Waiter, WaiterCount, ids_of
 
 __all__ = ["Delivery", "DeliveryLog"]
 
@@ -191,11 +191,11 @@ class Delivery:
         try:
             if self._groups.get(group.ref.group_id) is not group:
                 raise _group_gone(group.ref)
-            await self._draw(group, handout, None)
+            await self._draw(group, handout, request)
         finally:
             group.waiters.done()
-        if handout.empty and not group.is_full(None):
-            await self._wait(group, request, handout, None, Woken(parked.waiter, parked.deadline))
+        if handout.empty:
+            await self._wait(group, request, handout, Woken(parked.waiter, parked.deadline))
 
     def _handout(self, group: Group, request: ReceiveRequest) -> Handout:
         half, odd = divmod(request.max_messages, 2)
@@ -208,18 +208,15 @@ class Delivery:
 
     async def _fill(self, group: Group, request: ReceiveRequest, handout: Handout) -> None:
         """Until the handout has something, or may not wait any longer."""
-        wanted = None
-        if len(request.queues) != len(group.places):
-            wanted = frozenset(queue.queue_id for queue in request.queues)
         if not request.wait_ms or not group.waiters.awake:
             rounds = 0
             while handout.empty and (rounds == 0 or handout.unfinished) and rounds < _SCAN_ROUNDS:
-                await self._draw(group, handout, wanted)
+                await self._draw(group, handout, request)
                 rounds += 1
-        if handout.empty and request.wait_ms and not group.is_full(wanted):
+        if handout.empty and request.wait_ms and not group.is_full(_wanted(group, request)):
             self._waiting.enter()
             try:
-                await self._wait(group, request, handout, wanted)
+                await self._wait(group, request, handout)
             finally:
                 self._waiting.leave()
 
@@ -228,20 +225,22 @@ class Delivery:
         group: Group,
         request: ReceiveRequest,
         handout: Handout,
-        wanted: frozenset[int] | None,
         before: Woken | None = None,
     ) -> None:
         """`before`: it has waited, and was woken for nothing."""
         loop = asyncio.get_running_loop()
         deadline = before.deadline if before is not None else loop.time() + request.wait_ms / 1000
-        waiter = before.waiter if before is not None else Waiter(wanted)
+        waiter = before.waiter if before is not None else Waiter(request.queues, None)
         woken_before = before is not None
-        while handout.empty and not group.is_full(wanted) and loop.time() < deadline:
+        while handout.empty and loop.time() < deadline:
+            waiter.queue_ids = wanted = _wanted(group, request)
+            if group.is_full(wanted):
+                return
             if self._groups.get(group.ref.group_id) is not group:
                 raise _group_gone(group.ref)
             if group.has_ready(wanted) and not group.waiters.awake:
                 await asyncio.sleep(0)  # a long scan leaves the loop to others in between
-                await self._draw(group, handout, wanted)
+                await self._draw(group, handout, request)
                 continue
             group.waited_ms = self._now_ms()
             woken = await group.waiters.sleep(waiter, deadline - loop.time(), first=woken_before)
@@ -249,12 +248,13 @@ class Delivery:
                 return
             woken_before = True
             try:
-                await self._draw(group, handout, wanted)
+                await self._draw(group, handout, request)
             finally:
                 group.waiters.done()
 
-    async def _draw(self, group: Group, handout: Handout, wanted: frozenset[int] | None) -> None:
-        """One round over the queues that may have something, each at most once."""
+    async def _draw(self, group: Group, handout: Handout, request: ReceiveRequest) -> None:
+        """One round over the queues that may have something, each at most once, of those that the request names."""
+        known, wanted = len(group.places), _wanted(group, request)
         handout.now = now = self._now_ms()
         handout.unfinished = False
         if self._due.earliest <= now:
@@ -265,6 +265,8 @@ class Delivery:
                     break
                 queue_id = next(iter(group.ready))
                 group.ready.move_to_end(queue_id)  # before any wait: whoever comes meanwhile begins with another
+                if len(group.places) != known:  # the group has got more meanwhile
+                    known, wanted = len(group.places), _wanted(group, request)
                 if wanted is not None and queue_id not in wanted:
                     continue
                 place = self._groups.find(group.ref.group_id, queue_id)
@@ -449,6 +451,11 @@ class Delivery:
     def _forget(self, group: Group, error: NotFound) -> None:
         self._groups.remove(group)
         group.waiters.fail(error)
+
+
+def _wanted(group: Group, request: ReceiveRequest) -> frozenset[int] | None:
+    """The queues that the request names, each of which its group is at; None when these are all of the group's."""
+    return None if len(request.queues) == len(group.places) else ids_of(request.queues)
 
 
 def _grant(drawn: Drawn, local: int, frames: list[StoredFrame]) -> Grant:

@@ -97,6 +97,7 @@ class Groups:
         group = self._groups.get(cursor.group.group_id)
         if group is None:
             group = self._groups[cursor.group.group_id] = Group(cursor.group, self._waiting)
+        group.waiters.narrow()
         place = group.places[cursor.queue.queue_id] = Place(group, cursor)
         self._of_queue.setdefault(place.queue_id, []).append(place)
         group.ready[place.queue_id] = None

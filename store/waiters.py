@@ -14,14 +14,16 @@ from heapq import heappop, heappush
 
 from millpond.core.errors import TooManyRequests
 from millpond.core.limits import WAITERS
+from millpond.store.client import QueueRef
 
 
 class Waiter:
-    """`queue_ids`: the queues it asks for; None for all of its group's."""
+    """`queues`: those it asks for. `queue_ids`: the same, None while they are all of its group's."""
 
-    __slots__ = ("future", "queue_ids")
+    __slots__ = ("future", "queue_ids", "queues")
 
-    def __init__(self, queue_ids: frozenset[int] | None) -> None:
+    def __init__(self, queues: list[QueueRef], queue_ids: frozenset[int] | None) -> None:
+        self.queues = queues
         self.queue_ids = queue_ids
         self.future: asyncio.Future[bool] | None = None
 
@@ -159,11 +161,23 @@ class Waiters:
                 return True
         return False
 
+    def narrow(self) -> None:
+        """The group has got more queues: whoever asked for all of them asked for those there were."""
+        known: dict[int, frozenset[int]] = {}  # by the list's identity: many name the same one
+        for waiter in self._sleeping.values():
+            if waiter.queue_ids is None:
+                ids = known.get(id(waiter.queues)) or ids_of(waiter.queues)
+                waiter.queue_ids = known[id(waiter.queues)] = ids
+
     def fail(self, error: Exception) -> None:
         """All that sleep end with this error."""
         for waiter in self._sleeping.values():
             if waiter.future is not None and not waiter.future.done():
                 waiter.future.set_exception(error)
+
+
+def ids_of(queues: list[QueueRef]) -> frozenset[int]:
+    return frozenset(queue.queue_id for queue in queues)
 
 
 def was_woken(future: asyncio.Future[bool]) -> bool:
