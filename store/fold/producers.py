@@ -73,9 +73,11 @@ class Producers:
     def __init__(self) -> None:
         self._idle: OrderedDict[_Key, _Session] = OrderedDict()  # by last_ts: the first has been idle longest
         self._replays: dict[_Key, _Session] = {}
+        self._gone: set[int] = set()  # queues that were dropped, and whose sessions are still here
         self._now_ts = 0
 
     def __len__(self) -> int:
+        self._forget_gone()
         return len(self._idle) + len(self._replays)
 
     def check(self, queue_id: int, part: ProducerPart) -> Checked:
@@ -121,16 +123,25 @@ class Producers:
         return self._of(key).pop(key, None) is not None
 
     def drop_queue(self, queue_id: int) -> None:
+        """Its sessions go with the next call: the queues of a topic go together, and each look at all takes 70 ms for a
+        million."""
+        self._gone.add(queue_id)
+
+    def _forget_gone(self) -> None:
+        if not self._gone:
+            return
         sessions: dict[_Key, _Session]
         for sessions in (self._idle, self._replays):
-            for key in [key for key in dict.keys(sessions) if key[0] == queue_id]:
+            for key in [key for key in dict.keys(sessions) if key[0] in self._gone]:
                 del sessions[key]
+        self._gone.clear()
 
     def state(self, queue_id: int, producer_id: str) -> ProducerState | None:
         session = self._get((queue_id, producer_id))
         return None if session is None else ProducerState(queue_id, *_newest(session))
 
     def _of(self, key: _Key) -> dict[_Key, _Session]:
+        self._forget_gone()
         return self._replays if key[1].startswith(REPLAY) else self._idle
 
     def _get(self, key: _Key) -> _Session | None:
@@ -140,6 +151,7 @@ class Producers:
 
     def snapshot(self) -> Snapshot:
         """One row for each session, those idle longest first, and the frame time that expiry has seen."""
+        self._forget_gone()
         # by an OrderedDict's own iterator, which looks each key up, this takes 1.5 s for a million instead of 0.03
         keys = [*dict.keys(self._idle), *self._replays]
         sessions = [*dict.values(self._idle), *self._replays.values()]

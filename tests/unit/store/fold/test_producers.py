@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -103,6 +105,47 @@ def test_dropping_a_queue_ends_its_sessions() -> None:
     producers = sent(part(-1, 0, 9), part(-1, 0, 9, "replay.x"))
     producers.drop_queue(4)
     assert len(producers) == 0
+
+
+@pytest.mark.parametrize("name", ["p", "replay.x"])
+def test_sessions_of_a_dropped_queue_are_nobodys(name: str) -> None:
+    """Whatever is asked first after it; those of others stay, and the queue's next one opens anew."""
+
+    def opens_anew(one: Producers) -> bool:
+        one.record(4, part(-1, 0, 0, name), 0, 2_000)
+        state = one.state(4, name)
+        return state is not None and state.last == 0
+
+    asked: list[Callable[[Producers], object]] = [
+        lambda one: one.check(4, part(9, 10, 19, name)).verdict is Verdict.UNKNOWN_PRODUCER,
+        lambda one: one.state(4, name) is None,
+        lambda one: not one.close(4, name),
+        lambda one: one.snapshot()()["producers"]["queue_id"].to_pylist() == [7],
+        opens_anew,
+    ]
+    for ask in asked:
+        producers = sent(part(-1, 0, 9, name))
+        producers.record(7, part(-1, 0, 9, name), 0, 1_000)
+        producers.drop_queue(4)
+        assert ask(producers)
+        assert producers.state(7, name) is not None
+
+
+def test_queues_that_go_together_are_one_look_at_all_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store may have a million of them."""
+    producers = sent(part(-1, 0, 9))
+    looks: list[int] = []
+    forget = producers._forget_gone
+
+    def counted() -> None:
+        looks.extend([1] * bool(producers._gone))
+        forget()
+
+    monkeypatch.setattr(producers, "_forget_gone", counted)
+    for queue_id in range(64):
+        producers.drop_queue(queue_id)
+    assert len(producers) == 0
+    assert len(looks) == 1
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from("ab"), st.integers(1, 3)), max_size=30))
