@@ -230,7 +230,7 @@ class Delivery:
         """`before`: it has waited, and was woken for nothing."""
         loop = asyncio.get_running_loop()
         deadline = before.deadline if before is not None else loop.time() + request.wait_ms / 1000
-        waiter = before.waiter if before is not None else Waiter(request.queues, None)
+        waiter = before.waiter if before is not None else Waiter(request.queues)
         woken_before = before is not None
         while handout.empty and loop.time() < deadline:
             waiter.queue_ids = wanted = _wanted(group, request)

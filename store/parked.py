@@ -44,7 +44,7 @@ class Parked:
         self.group = group
         self.request = request
         self.deadline = asyncio.get_running_loop().time() + seconds
-        self.waiter = Waiter(request.queues, None)
+        self.waiter = Waiter(request.queues)
         self._resume = resume
         self._leave = leave
         self._resumed = False

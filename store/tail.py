@@ -62,7 +62,7 @@ class Tail:
         self._rolled = rolled
         self._on_dropped = dropped
         self._unconfirmed: deque[_Unconfirmed] = deque()
-        self._dropped: dict[int, None] = {}  # topic ids; the oldest first
+        self._dropped_topics: dict[int, None] = {}  # topic ids; the oldest first
         self._held: deque[tuple[bytes, int]] = deque()  # state frames without room yet; their changes are folded
         self.frames = 0  # since start
 
@@ -182,7 +182,7 @@ class Tail:
 
     def open_queue(self, ref: QueueRef, first_offset: int) -> QueueState:
         """Raises NotFound(topic_not_found) when its topic was dropped, DiskFull."""
-        if ref.topic_id in self._dropped:
+        if ref.topic_id in self._dropped_topics:
             raise NotFound("topic_not_found", "the topic was deleted")
         self.operation(ops.QueueOpen(ref, first_offset))
         queue = self.fold.queues.get(ref.queue_id)
@@ -192,9 +192,9 @@ class Tail:
     def drop_topic(self, topic_id: int) -> None:
         """Forget its queues and what they hold. Who has not heard of it yet opens none of them again: another one's
         first message would have an offset that the tier knows. Raises DiskFull: some may be left."""
-        self._dropped[topic_id] = None
-        if len(self._dropped) > DROPPED_TOPICS:
-            del self._dropped[next(iter(self._dropped))]
+        self._dropped_topics[topic_id] = None
+        if len(self._dropped_topics) > DROPPED_TOPICS:
+            del self._dropped_topics[next(iter(self._dropped_topics))]
         for queue in self.fold.queues.of_topic(topic_id):
             self.operation(ops.QueueDrop(queue.ref.queue_id))
         self._on_dropped(topic_id)

@@ -22,9 +22,9 @@ class Waiter:
 
     __slots__ = ("future", "queue_ids", "queues")
 
-    def __init__(self, queues: list[QueueRef], queue_ids: frozenset[int] | None) -> None:
+    def __init__(self, queues: list[QueueRef]) -> None:
         self.queues = queues
-        self.queue_ids = queue_ids
+        self.queue_ids: frozenset[int] | None = None
         self.future: asyncio.Future[bool] | None = None
 
     def wants(self, queue_id: int) -> bool:

@@ -18,7 +18,15 @@ from millpond.core.hashing import dedup_checks, dedup_hashes, hash_binary, hash_
 from millpond.core.schema import DEDUP, KEY, TAG, message_schema
 from millpond.core.tier.directory import DirectoryObjects
 from millpond.metadata.client import StoreInfo, TopicInfo, TopicSettings
-from millpond.store.client import AppendRequest, AppendResult, Durability, QueueAppend, QueueRef, StoredFrame
+from millpond.store.client import (
+    AppendRequest,
+    AppendResult,
+    Durability,
+    QueueAppend,
+    QueueRef,
+    ReadRequest,
+    StoredFrame,
+)
 from millpond.store.disk import Disk
 from millpond.store.engine import Engine
 from millpond.store.local import LocalStore
@@ -113,3 +121,14 @@ async def append(store: LocalStore, *appends: QueueAppend) -> AppendResult:
 def bodies_of(frame: StoredFrame) -> list[bytes]:
     batch = pa.ipc.read_record_batch(frame.payload, message_schema(frame.columns))
     return [bytes(body) for body in batch["body"].to_pylist()]
+
+
+async def texts(store: LocalStore, offset: int = 0, number: int = 0) -> list[bytes]:
+    """All message bodies of a queue from `offset` on."""
+    found: list[bytes] = []
+    end = (await store.queues([number + 1]))[0].end_offset
+    while offset < end:
+        result = await store.read(ReadRequest(number + 1, offset, 1000, 1 << 20))
+        found += [body for frame in result.frames for body in bodies_of(frame)]
+        offset = result.next_offset
+    return found

@@ -48,34 +48,6 @@ async def test_one_is_served_when_a_message_comes(known: Known) -> None:
     parked.leave()
 
 
-async def test_a_queue_that_joins_is_not_for_one_that_was_parked_before(known: Known) -> None:
-    """A message there wakes who knows it, though he came later."""
-    parked, bench = known.park(), known.bench
-    new = bench.waiting(queues=Q[:2])
-    await turns()
-    bench.put(1, Q[1])
-    await turns()
-    assert {grant.queue_id for grant in new.result().grants} == {Q[1].queue_id}
-    assert not parked.woken.done()
-    parked.leave()
-
-
-async def test_a_queue_that_joins_while_one_is_awake(known: Known) -> None:
-    """Somebody else was faster, and it goes back to sleep: what comes in the new queue still is not for it."""
-    parked, bench = known.park(), known.bench
-    bench.put(1)
-    assert await parked.woken
-    await bench.receive(1, queues=Q[:2])
-    back = bench.spawn(parked.receive())
-    await turns()
-    new = bench.waiting(queues=Q[:2])
-    await turns()
-    bench.put(1, Q[1])
-    await turns()
-    assert {grant.queue_id for grant in new.result().grants} == {Q[1].queue_id}
-    assert not back.done()
-
-
 async def test_only_what_must_wait_is_parked(known: Known) -> None:
     """Not one of an unknown group or list of queues, one that does not wait, or when there may be something."""
     delivery = known.bench.delivery
