@@ -22,6 +22,7 @@ from millpond.store.client import (
 )
 from millpond.store.disk import SystemDisk
 from millpond.store.identity import DirectoryRefused
+from millpond.store.local import LocalStore
 
 
 async def test_messages_survive_a_restart(tmp_path: Path) -> None:
@@ -214,6 +215,16 @@ async def test_places_are_found_piece_by_piece(tmp_path: Path, monkeypatch: pyte
     await store.close()
 
 
+async def crash(store: LocalStore, disk: MemoryDisk) -> None:
+    """End it, and leave the disk as it was just before, without checkpoints: the next start reads the whole log."""
+    left = {name: bytes(disk.inodes[inode]) for name, inode in disk.named.items()}
+    await store.close()
+    for name, data in left.items():
+        disk.write_whole(name, [data])
+    for name in [name for name in disk.named if name.startswith("checkpoint/")]:
+        disk.remove(name)
+
+
 async def test_damage_below_the_checkpoint_never_gives_an_offset_twice(tmp_path: Path) -> None:
     """A frame whose header cannot be read may have held any queue's messages: the next offset is above all it can
     have held."""
@@ -225,14 +236,9 @@ async def test_damage_below_the_checkpoint_never_gives_an_offset_twice(tmp_path:
     await store.engine.writer.flushed(store.engine.log.tail)
     spot = (await store.engine.directory.spots(1, 1, 1))[0]
     await append(store, messages([b"later"], number=1))
-    left = {name: bytes(disk.inodes[inode]) for name, inode in disk.named.items()}
-    await store.close()
-    for name, data in left.items():
-        disk.write_whole(name, [data])
+    await crash(store, disk)
     segment = disk.inodes[disk.named["log/00000000000000000000.seg"]]
     segment[spot.position : spot.position + 50] = bytes(50)
-    for name in [name for name in disk.named if name.startswith("checkpoint/")]:
-        disk.remove(name)
     store = await open_store(disk, metadata, tmp_path)
     assert (await append(store, messages([b"new"]))).outcomes[0].first_offset > 1
     assert await texts(store, number=1) == [b"of another queue", b"later"]
@@ -251,13 +257,8 @@ async def test_a_search_by_time_passes_over_what_was_lost(tmp_path: Path, monkey
         monkeypatch.setattr(store.engine.time, "now_ms", lambda number=number: begin + 1_000 * number)
         await append(store, messages([b"%d" % number]))
     [spot] = await store.engine.directory.spots(1, 1, 1)
-    left = {name: bytes(disk.inodes[inode]) for name, inode in disk.named.items()}
-    await store.close()
-    for name, data in left.items():
-        disk.write_whole(name, [data])
+    await crash(store, disk)
     disk.inodes[disk.named["log/00000000000000000000.seg"]][spot.position + HEADER_BYTES] ^= 1
-    for name in [name for name in disk.named if name.startswith("checkpoint/")]:
-        disk.remove(name)
     store = await open_store(disk, metadata, tmp_path)
     assert store.engine.lost == [(1, 1, 2)]
     for ts, offset in ((0, 0), (begin, 0), (begin + 1, 2), (begin + 1_500, 2), (begin + 2_001, 3)):
