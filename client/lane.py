@@ -5,7 +5,9 @@ sequence numbers counted by this lane. A part is tried again with the same bound
 time is over, and the service answers a repeat with the first one's offsets. While a part is in flight, pieces
 gather, so batches grow with the load by themselves.
 
-When a part is given up, nobody knows whether it arrived, so the lane goes on in a new session.
+When a part is given up or refused, an earlier try of it may have arrived, or yet arrive. So its numbers are not used
+again: the next part names the same previous one, and is out of order when the lost one is there after all; then the
+lane goes on in a new session. One that comes later still is a repeat to the service, which drops it.
 """
 
 from __future__ import annotations
@@ -155,25 +157,16 @@ class Lane:
         except Conflict as error:
             if error.code not in {"out_of_order", "unknown_producer"}:
                 raise
-            log.warning("queue %d forgot this producer's session (%s): a new one begins", self.queue, error.detail)
-            self._new_session()
+            log.warning("queue %d: a new session of this producer begins (%s)", self.queue, error.detail)
+            self.session_id = self._connection.random.bytes(12).hex()
+            self._previous = None
             ranges = await self._post(data, count)
-        except MillpondError as error:
-            if error.retryable or error.status >= 500:  # given up: it may yet arrive
-                self._new_session()
-            raise
-        self._previous = self._next + count - 1
-        self._next += count
         self._share(pieces, ranges)
 
     async def _post(self, data: Buffers, count: int) -> list[_Range]:
-        part = {
-            "id": self.session_id,
-            "queue": self.queue,
-            "previous": self._previous,
-            "first": self._next,
-            "last": self._next + count - 1,
-        }
+        first, self._next = self._next, self._next + count
+        last = self._next - 1
+        part = {"id": self.session_id, "queue": self.queue, "previous": self._previous, "first": first, "last": last}
         headers = {
             "Millpond-Queue": str(self.queue),
             "Millpond-Producer": msgspec.json.encode(part).decode(),
@@ -186,11 +179,8 @@ class Lane:
         ranges = answer.decode(_Ranges).ranges
         if sum(r.count for r in ranges) != count:
             raise UnknownProblem(f"{count} messages were sent and the answer is about {sum(r.count for r in ranges)}")
+        self._previous = last
         return ranges
-
-    def _new_session(self) -> None:
-        self.session_id = self._connection.random.bytes(12).hex()
-        self._previous, self._next = None, 0
 
     def _share(self, pieces: list[Piece], ranges: list[_Range]) -> None:
         """Hand each piece the ranges of its own rows."""

@@ -117,9 +117,8 @@ class FakeService:
 
     def _accept(self, part: dict[str, Any], queue: int, batch: pa.Table) -> int | None:
         parts = self.sessions.setdefault((part["id"], queue), [])
-        for _, last, offset in parts:
-            if part["last"] == last:
-                return offset
+        if parts and part["last"] <= parts[-1][1]:
+            return next((offset for _, last, offset in parts if part["last"] == last), -1)
         if part["previous"] != (parts[-1][1] if parts else None):
             return None
         first = len(self.rows[queue])

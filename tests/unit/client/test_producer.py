@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from aiohttp import web
 
 from millpond.client.connection import Connection
-from millpond.client.errors import BufferFull, Closed
+from millpond.client.errors import BufferFull, Closed, Unreachable
 from millpond.client.message import Message
 from millpond.client.producer import Producer
 from millpond.core import limits
@@ -152,17 +154,53 @@ async def test_forgotten_session_begins_anew(service: FakeService, connection: C
     assert bodies(service) == [b"a", b"b"]
 
 
-async def test_given_up_part_ends_its_session(service: FakeService, connection: Connection) -> None:
-    """After a part is given up its outcome is unknown, so the next one opens a new session."""
+async def test_numbers_of_a_given_up_part_are_not_used_again(service: FakeService, connection: Connection) -> None:
+    """After a part is given up, the next one is another one, behind the same previous one: were the lost one there, or
+    to come yet, the service could tell."""
     async with Producer("t", connection=connection, linger_ms=0, send_ms=0) as producer:
         await producer.send(b"a", key="k")
         service.faults.append(lambda _: problem(503, "deadline_exceeded", "late"))
         with pytest.raises(Unavailable):
             await producer.send(b"b", key="k")
         await producer.send(b"c", key="k")
-    ids = [request["id"] for request in service.produced]
-    assert ids[0] != ids[-1]
-    assert service.produced[-1]["previous"] is None
+    parts = [(request["previous"], request["first"], request["last"]) for request in service.produced]
+    assert parts == [(None, 0, 0), (0, 2, 2)]
+    assert bodies(service) == [b"a", b"c"]
+
+
+async def test_part_that_arrived_and_is_refused_when_tried_again(service: FakeService, connection: Connection) -> None:
+    """Its answer was lost, the topic takes less by then: what follows is no repeat of it."""
+    async with Producer("t", connection=connection, linger_ms=0) as producer:
+        await producer.send(b"a", key="k")
+        service.lose_answers = 1
+        service.faults += [lambda _: None, lambda _: problem(413, "message_too_large", "no")]
+        with pytest.raises(TooLarge):
+            await producer.send(b"b", key="k")
+        await producer.send(b"c", key="k")
+    assert bodies(service) == [b"a", b"b", b"c"]
+
+
+async def test_part_that_arrived_in_a_new_session_and_was_given_up(
+    service: FakeService, connection: Connection
+) -> None:
+    """The session was forgotten, and no answer came of the first part of the next one: what follows is no repeat."""
+    async with Producer("t", connection=connection, linger_ms=0, send_ms=0) as producer:
+        await producer.send(b"a", key="k")
+        service.sessions.clear()
+        service.faults += [lambda _: None, _two_answers_lost(service)]
+        with pytest.raises(Unreachable):
+            await producer.send(b"b", key="k")
+        await producer.send(b"c", key="k")
+    assert bodies(service) == [b"a", b"b", b"c"]
+
+
+def _two_answers_lost(service: FakeService) -> Callable[[str], web.Response | None]:
+    """From the next request on: one over a kept connection goes again at once, over a new one."""
+
+    def lose(_path: str) -> None:
+        service.lose_answers = 2
+
+    return lose
 
 
 async def test_flush_raises_what_nobody_awaited(service: FakeService, connection: Connection) -> None:
