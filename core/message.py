@@ -68,23 +68,33 @@ def check_single(
     properties: dict[str, str] | None,
     born_ts: int | None,
     dedup_id: str | None,
-) -> None:
-    """The same rules for one message. Raises the violation."""
+) -> int:
+    """The same rules for one message. How many bytes its parts have in all. Raises the violation."""
+    size = body_bytes
     if body_bytes > max_message_bytes:
         raise body_too_large(max_message_bytes)
-    if key is not None and size_of(key) > KEY_BYTES:
-        raise _refused("key", f"at most {KEY_BYTES} bytes")
-    if tag is not None and not (tag and size_of(tag) <= TAG_BYTES and _TAG_REFUSED.search(tag) is None):
-        raise _refused("tag", TAG_EXPECTED)
+    if key is not None:
+        key_bytes = size_of(key)
+        if key_bytes > KEY_BYTES:
+            raise _refused("key", f"at most {KEY_BYTES} bytes")
+        size += key_bytes
+    if tag is not None:
+        tag_bytes = size_of(tag)
+        if not tag or tag_bytes > TAG_BYTES or _TAG_REFUSED.search(tag) is not None:
+            raise _refused("tag", TAG_EXPECTED)
+        size += tag_bytes
     if properties:
-        if sum(map(size_of, properties)) + sum(map(size_of, properties.values())) > PROPERTIES_BYTES:
+        properties_bytes = sum(map(size_of, properties)) + sum(map(size_of, properties.values()))
+        if properties_bytes > PROPERTIES_BYTES:
             raise _refused("properties", _PROPERTIES_EXPECTED)
         if "" in properties:
             raise _refused("properties", _NAMES_EXPECTED)
+        size += properties_bytes
     if born_ts is not None and not 0 <= born_ts <= TIMESTAMP_MS_MOST:
         raise _refused("born_ts", _BORN_EXPECTED)
     if dedup_id is not None and not 1 <= size_of(dedup_id) <= DEDUP_ID_BYTES:
         raise _refused("dedup_id", _DEDUP_EXPECTED)
+    return size
 
 
 def size_of(value: bytes | str) -> int:

@@ -44,7 +44,8 @@ from millpond.proxy.queue_lists import queue_ref
 from millpond.store.client import AppendRequest, Durability, StoreClient
 
 CALL_MARGIN_SECONDS = 5.0  # beyond the deadline the store was given: then its answer is lost
-SINGLE_BYTES = 64  # what one message takes beside its body and key, about
+SINGLE_BYTES = 64  # what one message takes beside its parts, about
+PROPERTY_BYTES = 8  # .. and each of its properties: Arrow's offsets
 
 
 _Way: TypeAlias = tuple[StoreClient, Durability]
@@ -92,12 +93,14 @@ class Coalescer:
         topic: TopicInfo,
         queue: QueueInfo,
         single: Single,
+        size: int,
         key_hash: int,
         tag_hash: int,
         dedup_hash: bytes | None,
     ) -> asyncio.Future[PlacedSingle | MillpondError]:
-        """Answers where the message stands, or why it does not. Raises Unavailable when too much waits."""
-        size = len(single.body) + SINGLE_BYTES
+        """Answers where the message stands, or why it does not; `size`: bytes of its parts. Raises Unavailable when too
+        much waits."""
+        size += SINGLE_BYTES if single.properties is None else SINGLE_BYTES + PROPERTY_BYTES * len(single.properties)
         lane = self._lane(topic, queue, 1, size)
         future: asyncio.Future[PlacedSingle | MillpondError] = lane.loop.create_future()
         lane.singles.append(WaitingSingle(future, size, single, key_hash, tag_hash, dedup_hash))

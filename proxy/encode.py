@@ -60,8 +60,10 @@ class Rows:
 
     @property
     def bytes(self) -> int:
-        """About what they take in memory and in a frame."""
-        return self.payload.size if self.payload is not None else int(self.batch.get_total_buffer_size())
+        """About what they take in memory, and at most in a frame."""
+        if self.payload is None:
+            return int(self.batch.get_total_buffer_size())
+        return max(int(self.payload.size), self.payload_size)  # rows that share a frame are decompressed for it
 
     def take(self, rows: Indices) -> Rows:
         """These rows only, in their order; a copy."""

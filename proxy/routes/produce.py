@@ -31,7 +31,7 @@ from millpond.core.http.prompt import Prompt, PromptCall
 from millpond.core.http.routing import Route
 from millpond.core.http.whole import whole
 from millpond.core.limits import BATCH_BYTES, DEDUP_ID_BYTES
-from millpond.core.message import check_single
+from millpond.core.message import check_single, size_of
 from millpond.core.names import check_name
 from millpond.metadata.client import QueueInfo, TopicInfo
 from millpond.proxy.codec import arrow, json, msgpack, raw
@@ -143,8 +143,8 @@ def _one(parts: Parts, topic: TopicInfo, single: Single, asked: _Asked) -> Promp
             raise _two_ids()
         single = single._replace(dedup_id=f"{idempotency_key}/0")
     body, key, tag, properties, born_ts, dedup_id, wanted = single
-    size = len(body) if isinstance(body, bytes) or body.isascii() else len(body.encode())
-    check_single(size, topic.settings.max_message_bytes, key, tag, properties, born_ts, dedup_id)
+    most = topic.settings.max_message_bytes
+    size = check_single(size_of(body), most, key, tag, properties, born_ts, dedup_id)
     key_hash = 0 if key is None else hash_bytes(key if isinstance(key, bytes) else key.encode())
     dedup = None if dedup_id is None else dedup_hash(dedup_id)
     queues = len(topic.queues)
@@ -159,7 +159,7 @@ def _one(parts: Parts, topic: TopicInfo, single: Single, asked: _Asked) -> Promp
         number = sticky_queue(parts.clock, topic.topic_id, queues)
     queue = topic.queues[number]
     tag_hash = 0 if tag is None else hash_text(tag)
-    future = parts.coalescer.send_single(topic, queue, single, key_hash, tag_hash, dedup)
+    future = parts.coalescer.send_single(topic, queue, single, size, key_hash, tag_hash, dedup)
     return Prompt(future, partial(_one_answer, parts.counters, queue, accepted), accepted)
 
 

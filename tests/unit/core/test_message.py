@@ -77,6 +77,11 @@ def test_a_single_message_has_the_same_limits(field: str, value: object) -> None
     assert isinstance(caught.value, TooLarge if field == "body" else BadRequest)
 
 
+def test_what_a_single_message_has_in_all() -> None:
+    """Bytes of its parts, not characters."""
+    assert check_single(3, 100, "ké", "té", {"a": "é", "bc": ""}, 5, "id") == 3 + 3 + 3 + 3 + 2
+
+
 @pytest.mark.parametrize("dedup_id", ["", "d" * (limits.DEDUP_ID_BYTES + 1)])
 def test_dedup_id_lengths(dedup_id: str) -> None:
     """A dedup id is 1 to 256 bytes, in a batch and alone."""

@@ -37,13 +37,13 @@ async def coalescer(store: ScriptedStore) -> AsyncIterator[Coalescer]:
 
 def one(coalescer: Coalescer, body: str, dedup_id: str | None = None) -> asyncio.Future[PlacedSingle | MillpondError]:
     hashed = None if dedup_id is None else dedup_hash(dedup_id)
-    return coalescer.send_single(TOPIC, QUEUE, Single(body, dedup_id=dedup_id), 0, 0, hashed)
+    return coalescer.send_single(TOPIC, QUEUE, Single(body, dedup_id=dedup_id), len(body), 0, 0, hashed)
 
 
 def to(
     coalescer: Coalescer, number: int, body: str, topic: TopicInfo = WIDE
 ) -> asyncio.Future[PlacedSingle | MillpondError]:
-    return coalescer.send_single(topic, topic.queues[number], Single(body), 0, 0, None)
+    return coalescer.send_single(topic, topic.queues[number], Single(body), len(body), 0, 0, None)
 
 
 def queues_of(store: ScriptedStore) -> list[list[int]]:

@@ -31,7 +31,7 @@ from millpond.metadata.client import Principal, TopicInfo
 from millpond.proxy.coalesce import Coalescer
 from millpond.proxy.counters import Counters
 from millpond.proxy.parts import ProxyCall
-from millpond.proxy.routes.produce import ROUTES
+from millpond.proxy.routes.produce import ROUTES, _asked, _begin
 from millpond.store.client import AppendOutcome, Duplicate
 
 from .conftest import ScriptedStore, topic_of
@@ -373,6 +373,36 @@ async def test_a_client_that_leaves_in_the_middle(client: Client, store: Scripte
     status, answer = await client.post({"messages": [{"body": "b", "queue": 0}]})
     assert (status, answer["results"][0]["offset"]) == (200, 1)
     assert [frame.bodies for frame in store.frames] == [[b"a"], [b"b"]]
+
+
+LARGEST_TEXT = {"body": "\u6d88" * (limits.MESSAGE_BYTES // 3)}
+LARGEST_PROPERTIES = {"body": "x", "properties": {"a": "v" * (limits.PROPERTIES_BYTES - 1)}}
+MOST_PROPERTIES = {"body": "x", "properties": {f"{number:04}": "" for number in range(limits.PROPERTIES_BYTES // 4)}}
+
+
+@pytest.mark.parametrize(
+    ("body", "media", "each"),
+    [
+        (json.dumps({"messages": [LARGEST_TEXT]}, ensure_ascii=False).encode(), "application/json", 4_000_000),
+        (json.dumps({"messages": [LARGEST_PROPERTIES]}).encode(), "application/json", 32_000),
+        (json.dumps({"messages": [MOST_PROPERTIES]}).encode(), "application/json", 90_000),
+        (stream({"body": pa.array([bytes(limits.MESSAGE_BYTES)])}, "zstd"), ARROW, 4_000_000),
+    ],
+    ids=["text", "large properties", "many properties", "compressed"],
+)
+async def test_what_gathers_is_never_too_large_for_a_frame(
+    store: ScriptedStore, body: bytes, media: str, each: int
+) -> None:
+    """It is counted as it stands there: bytes and not characters, properties too, decompressed."""
+    coalescer = Coalescer(lambda queue: store)
+    parts: Any = SimpleNamespace(coalescer=coalescer, clock=SystemClock(), random=SystemRandom(), counters=Counters())
+    count = (limits.BATCH_BYTES + limits.BATCH_OVERHEAD_BYTES) // each + 1
+    begun = [_begin(parts, topic_of(), _asked({}, media, "application/json"), body) for _ in range(count)]
+    for one in begun:
+        one.encode(await one.future)  # raises what a client would be refused with
+    await coalescer.close()
+    assert sum(frame.append.count for frame in store.frames) == count
+    assert coalescer.pending_bytes == 0
 
 
 # -- which way -------------------------------------------------------------------------------------------------
