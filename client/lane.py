@@ -133,7 +133,7 @@ class Lane:
         What has gathered while the last request was in flight goes together, beyond one batch's size: the more there
         is to catch up with, the less each message costs.
         """
-        most_bytes = limits.CLIENT_BATCHES_AT_ONCE * self._settings.batch_bytes
+        most_bytes = min(limits.CLIENT_BATCHES_AT_ONCE * self._settings.batch_bytes, limits.BATCH_BYTES)
         pieces = [self._pending.popleft()]
         names = pieces[0].rows.names
         size, count = pieces[0].bytes, pieces[0].count

@@ -24,11 +24,12 @@ from millpond.client.errors import BufferFull, Closed
 from millpond.client.lane import Lane, LaneSettings
 from millpond.client.message import Message, as_bytes
 from millpond.client.outbox import Delivery, Intake, Piece, Sent, SentRange
-from millpond.client.rows import ROW_BYTES, Rows
+from millpond.client.rows import ROW_BYTES, Rows, row_bytes
 from millpond.client.topics import QueueState, Topics
 from millpond.core import limits
 from millpond.core.errors import BadRequest, MillpondError, TooLarge
 from millpond.core.hashing import hash_binary
+from millpond.core.ranges import split
 from millpond.core.schema import columns_of, message_schema
 
 log = logging.getLogger("millpond.client")
@@ -345,7 +346,7 @@ class Producer:
             self._routing.add_done_callback(self._rerouted)
         parts, which, row_in_part = self._split(intake.to_rows())
         # more queues share an intake of keyed messages: a larger one keeps their batches large
-        self._intake_bytes_most = self._settings.batch_bytes * min(len(parts), 4)
+        self._intake_bytes_most = min(self._settings.batch_bytes * min(len(parts), 4), limits.BATCH_BYTES // 2)
         intake.drained([self._put(queue, part) for queue, part in parts.items()], which, row_in_part)
 
     def _split(self, rows: Rows) -> tuple[dict[int, Rows], npt.NDArray[np.intp] | None, npt.NDArray[np.intp] | None]:
@@ -459,12 +460,13 @@ def in_message_schema(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _bounded(batch: pa.RecordBatch, settings: LaneSettings) -> list[pa.RecordBatch]:
-    """`batch` in slices of about `batch_bytes` and at most `batch_messages`."""
-    if batch.num_rows == 0:
-        return []
-    row_bytes = max(1, batch.nbytes // batch.num_rows)
-    rows = max(1, min(settings.batch_messages, settings.batch_bytes // row_bytes or 1))
-    return [batch.slice(start, rows) for start in range(0, batch.num_rows, rows)]
+    """`batch` in slices of at most `batch_bytes`, or one row, and `batch_messages`."""
+    most = settings.batch_messages
+    return [
+        batch.slice(row, min(most, end - row))
+        for start, end in split(row_bytes(batch), settings.batch_bytes)
+        for row in range(start, end, most)
+    ]
 
 
 async def _answers(pieces: list[Piece]) -> list[SentRange]:

@@ -290,6 +290,47 @@ async def test_send_batch(service: FakeService, connection: Connection, compress
         assert [(r.queue, r.count) for r in ranges] == [(2, 10)]
 
 
+SMALL = {"body": b"x", "key": b"k", "tag": "t", "properties": [("a", "b")]}
+
+
+@pytest.mark.parametrize(
+    "large",
+    [{"body": b"x" * 30_000}, {"key": b"k" * 1_000}, {"properties": [("a", "b" * 30_000)]}],
+    ids=["bodies", "keys", "properties"],
+)
+async def test_send_batch_by_the_size_of_each_row(
+    service: FakeService, connection: Connection, large: dict[str, Any]
+) -> None:
+    """Large rows beside many small ones fill no request beyond the bounds, wherever they stand."""
+    rows = [SMALL] * 5_000 + [SMALL | large] * 200
+    schema = message_schema(columns_of(set(SMALL)))
+    batch = pa.RecordBatch.from_pylist([SMALL, *rows], schema=schema).slice(1)
+    async with Producer("t", connection=connection, batch_bytes=50_000) as producer:
+        await producer.send_batch(batch, queue=0)
+    assert len(bodies(service)) == len(rows)
+    assert max(request["bytes"] for request in service.produced) <= 4 * 50_000
+
+
+@pytest.mark.parametrize("spread", [False, True], ids=["one queue", "all queues"])
+async def test_no_request_is_larger_than_any_may_be(service: FakeService, connection: Connection, spread: bool) -> None:
+    """However large batches are: what waits while a request is under way, and what is taken at once for many queues
+    (as many as the messages before had) and then goes to one."""
+    keys = {hash_bytes(key) % service.queues: key for key in (b"key-%d" % number for number in range(50))}
+    service.held = {0: asyncio.Event()}
+    async with Producer("t", connection=connection, batch_bytes=limits.BATCH_BYTES // 2) as producer:
+        for key in keys.values() if spread else [keys[0]]:
+            producer.send_nowait(b"first", key)
+        await service.came.acquire()
+        for _ in range(40):
+            if not producer.has_room:
+                service.held[0].set()
+                await producer.ready()
+            producer.send_nowait(bytes(limits.MIB), keys[0])
+        service.held[0].set()
+    assert len(service.rows[0]) == 41
+    assert max(request["bytes"] for request in service.produced) <= limits.BATCH_BYTES + limits.BATCH_OVERHEAD_BYTES
+
+
 async def test_send_batch_refuses_foreign_columns(service: FakeService, connection: Connection) -> None:
     """Columns that a message does not have, and a missing body, are named before anything is sent."""
     async with Producer("t", connection=connection) as producer:
