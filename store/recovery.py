@@ -28,11 +28,12 @@ from millpond.core.frame import (
     FrameHeader,
     unpack_header,
 )
-from millpond.core.limits import BATCH_BYTES, MIB, PENDING_APPEND_BYTES, UNFLUSHED_BYTES
+from millpond.core.limits import BATCH_BYTES, BATCH_OVERHEAD_BYTES, MIB, PENDING_APPEND_BYTES, UNFLUSHED_BYTES
 from millpond.store.commitlog import CommitLog, Segment
 
 _CHUNK = 4 * MIB
 _MAGIC_WORD = np.uint32(int.from_bytes(MAGIC, "little"))
+_FRAME_BYTES = BATCH_BYTES + BATCH_OVERHEAD_BYTES + MIB  # of the largest: header and sidecar take less than 1 MiB
 _UNCONFIRMED_BYTES = UNFLUSHED_BYTES + PENDING_APPEND_BYTES  # how far frames can stand above the confirmed position
 
 
@@ -271,7 +272,7 @@ def cut(log: CommitLog, end: int, last_header: int) -> None:
     if segment is not None and last_header >= end:
         _zero_used(segment, end - segment.base)
     elif segment is not None:
-        _zero_used(segment, end - segment.base, BATCH_BYTES)  # a torn frame at most
+        _zero_used(segment, end - segment.base, _FRAME_BYTES)  # a torn frame at most
     if segment is not None:
         segment.file.sync()
 

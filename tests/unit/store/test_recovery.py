@@ -8,6 +8,7 @@ from typing import Any
 import google_crc32c
 import pytest
 
+from millpond.core import limits
 from millpond.core.frame import HEADER_BYTES, MARK, MESSAGES, MORE
 from millpond.store import recovery
 from millpond.store.commitlog import CommitLog, Draft, segment_name
@@ -23,10 +24,10 @@ def draft(number: int, size: int = 100, kind: int = MESSAGES, flags: int = 0) ->
     return Draft(kind, 7, number, 1, 0, 0, flags, b"12345678", payload, google_crc32c.value(payload), size)
 
 
-def new_log(path: Path, segments: int = 2) -> CommitLog:
+def new_log(path: Path, segments: int = 2, segment_bytes: int = SEGMENT) -> CommitLog:
     disk = SystemDisk(path)
     disk.make_folder("log")
-    log = CommitLog(disk, SEGMENT, SEED)
+    log = CommitLog(disk, segment_bytes, SEED)
     for _ in range(segments):
         log.add_segment(log.allocate_segment())
     log.epoch = 1
@@ -39,8 +40,8 @@ def write(log: CommitLog) -> None:
     log.written = log.flushed = log.confirmed = end
 
 
-def reopened(path: Path, seed: int = SEED) -> CommitLog:
-    log = CommitLog(SystemDisk(path), SEGMENT, seed)
+def reopened(path: Path, seed: int = SEED, segment_bytes: int = SEGMENT) -> CommitLog:
+    log = CommitLog(SystemDisk(path), segment_bytes, seed)
     log.open_segments()
     return log
 
@@ -143,6 +144,23 @@ def test_damage_above_the_confirmed_position_cuts_also_what_follows(tmp_path: Pa
     cut(again, found.end, found.last_header)
     offsets, found = replay(reopened(tmp_path))
     assert (offsets, found.end) == ([0], second.position), "what was cut does not come back"
+
+
+def test_what_is_left_of_the_largest_frame_is_cut_to_its_end(tmp_path: Path) -> None:
+    """Of a frame whose header never came to the disk no byte stays."""
+    torn = limits.BATCH_BYTES + limits.BATCH_OVERHEAD_BYTES
+    log = new_log(tmp_path, segments=1, segment_bytes=2 * torn)
+    log.append([draft(0)], 5)
+    write(log)
+    with file_of(tmp_path).open("r+b") as file:
+        file.seek(log.tail + HEADER_BYTES)
+        file.write(b"x" * torn)
+    again = reopened(tmp_path, segment_bytes=2 * torn)
+    _, found = replay(again)
+    cut(again, found.end, found.last_header)
+    behind = file_of(tmp_path).read_bytes()[log.tail :]
+    assert found.end == log.tail
+    assert behind.count(0) == len(behind)
 
 
 def test_a_flipped_bit_in_a_confirmed_header_is_mended(tmp_path: Path) -> None:
