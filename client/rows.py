@@ -22,7 +22,6 @@ from millpond.core import limits
 from millpond.core.arrow import BUFFER, END_OF_STREAM, LONG, Places, places
 from millpond.core.frame import aligned
 from millpond.core.gathered import Buffer
-from millpond.core.hashing import offsets_and_data
 from millpond.core.http.wire import Buffers
 from millpond.core.schema import columns_of, message_schema
 
@@ -77,24 +76,6 @@ class Rows:
         bodies = self.bodies
         beside = None if self.beside is None else self.beside.take(pa.array(rows))
         return Rows(self.lengths[rows], [bodies[row] for row in rows.tolist()], beside)
-
-
-def row_bytes(batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
-    """What each row of a batch of `message_schema` takes, about; i64[n]."""
-    sizes = np.full(batch.num_rows, ROW_BYTES, np.int64)
-    for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        if name == "properties":
-            bounds = column.offsets.to_numpy()
-            sizes += 8 * np.diff(bounds)
-            for texts in (column.keys, column.items):
-                sizes += np.diff(_text_bounds(texts)[bounds])
-        elif name != "born_ts":
-            sizes += np.diff(_text_bounds(column))
-    return sizes
-
-
-def _text_bounds(texts: pa.Array) -> npt.NDArray[np.int32]:
-    return offsets_and_data(texts)[0] if len(texts) else np.zeros(1, np.int32)
 
 
 def stream(parts: Sequence[Rows]) -> Buffers:

@@ -19,6 +19,8 @@ from millpond.core.errors import Internal
 from millpond.core.schema import PAYLOAD_COLUMNS, TIER_SCHEMA, TIMESTAMP, message_schema
 
 _ROW_BYTES = 24  # queue, offset, store and born timestamp of one row
+_PROPERTY_BYTES = 8  # where its name and its value end
+_TEXTS = {"key", "tag", "body", "origin"}
 _CHUNK_BYTES = 64 * 1024  # smaller chunks on average are put together: every later step works chunk by chunk
 
 
@@ -90,21 +92,22 @@ def _named(queue: int, frames: list[MessageFrame]) -> str:
 
 
 def row_bytes(table: pa.Table) -> npt.NDArray[np.int64]:
-    """Raw bytes of each row of a TIER_SCHEMA table, i64[rows]: its texts and bytes, and 24 for the numbers."""
+    """Raw bytes of each row of a table with columns of TIER_SCHEMA, all or some, i64[rows]: its texts and bytes, 24 for
+    the numbers, and 8 for each property."""
     sizes: npt.NDArray[np.int64] = np.full(table.num_rows, _ROW_BYTES)
-    for name in ("key", "tag", "body", "origin"):
-        column = table.column(name)
-        if column.null_count < len(column):
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        if column.null_count == len(column):
+            continue
+        if name in _TEXTS:
             sizes += pc.fill_null(pc.binary_length(column), 0).to_numpy()
-    properties = table.column("properties")
-    if properties.null_count < len(properties):
-        sizes += np.concatenate([_map_bytes(chunk) for chunk in properties.chunks])
+        elif name == "properties":
+            sizes += np.concatenate([_map_bytes(chunk) for chunk in column.chunks])
     return sizes
 
 
 def _map_bytes(maps: pa.MapArray) -> npt.NDArray[np.int64]:
-    """Bytes of names and values in each of `maps`; null is 0."""
+    """Bytes of names and values in each of `maps`, and of Arrow's offsets to them; null is 0."""
     entries = pc.add(pc.binary_length(maps.keys), pc.fill_null(pc.binary_length(maps.items), 0)).to_numpy(False)
-    ends = np.concatenate(([0], np.cumsum(entries, dtype=np.int64)))
+    ends = np.concatenate(([0], np.cumsum(entries + _PROPERTY_BYTES, dtype=np.int64)))
     offsets = maps.offsets.to_numpy()
     return np.asarray(ends[offsets[1:]] - ends[offsets[:-1]], np.int64)

@@ -66,6 +66,6 @@ def test_row_bytes() -> None:
     arrays = [i32, i64, ts, ts, pa.array([b"kk", None, b""]), pa.array(["t", "\u00f6", None]), maps,
               pa.array([b"body", b"", b"x" * 100]), pa.array([None, None, "o"])]  # fmt: skip
     table = pa.Table.from_arrays(arrays, schema=TIER_SCHEMA)
-    assert row_bytes(table).tolist() == [24 + 2 + 1 + 4 + 4, 24 + 2, 24 + 101]
-    assert row_bytes(pa.concat_tables([table.slice(1), table.slice(0, 1)])).tolist() == [26, 125, 35]
+    assert row_bytes(table).tolist() == [24 + 2 + 1 + 4 + 2 * 8 + 4, 24 + 2, 24 + 101]
+    assert row_bytes(pa.concat_tables([table.slice(1), table.slice(0, 1)])).tolist() == [26, 125, 51]
     assert row_bytes(table.slice(0, 0)).tolist() == []
