@@ -58,7 +58,7 @@ def test_a_frame_with_other_rows() -> None:
 
 
 def test_row_bytes() -> None:
-    """A row is 24 bytes and its texts, in slices and in several chunks too."""
+    """A row is 24 bytes, its texts and 8 for each property, in slices and in several chunks too."""
     i32 = pa.array([0] * 3, pa.int32())
     i64 = pa.array([0] * 3, pa.int64())
     maps = pa.array([[("ab", "c"), ("d", "")], None, []], TIER_SCHEMA.field("properties").type)
