@@ -265,7 +265,10 @@ class SettleResult(msgspec.Struct, frozen=True):
 
 
 class SeekRequest(msgspec.Struct, frozen=True):
-    """Move the group's cursor of each queue to `offsets[i]`; idempotent by `seek_id`."""
+    """Move the group's cursor of each queue to `offsets[i]`; idempotent by `seek_id`.
+
+    `others`: the topic's other queues in this store. A group that has not begun here begins in them, at `start`.
+    """
 
     group: GroupRef
     queues: list[QueueRef]
@@ -273,6 +276,8 @@ class SeekRequest(msgspec.Struct, frozen=True):
     seek_id: str
     dry_run: bool
     keep_retries: bool = False
+    start: Literal["earliest", "latest"] = "latest"
+    others: list[QueueRef] = []
 
 
 class SeekOutcome(msgspec.Struct, frozen=True):

@@ -7,6 +7,7 @@ looked for.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Literal, TypeAlias
 
 from millpond.core.errors import BadRequest
 from millpond.store.client import GroupRef, QueueRef, ReceiveRequest
@@ -15,6 +16,8 @@ from millpond.store.fold.cursors import Cursors
 from millpond.store.handout import DeliveryLog
 from millpond.store.places import DueTimes, Group, Place
 from millpond.store.waiters import WaiterCount
+
+Start: TypeAlias = Literal["earliest", "latest"]
 
 _LEASE_SHIFT = 10  # lease numbers of one start: up to 1,024 for each millisecond until the next
 
@@ -58,34 +61,35 @@ class Groups:
             return None
         return place
 
-    def open(self, group: GroupRef, queue: QueueRef, head: int) -> Place:
-        """A new cursor; its leases are none that a deleted one of the same group had."""
-        cursor = self._cursors.open(group, queue, head)
-        cursor.next_lease = first_number(self._now_ms())
-        return self._place(cursor)
-
     def of_request(self, request: ReceiveRequest) -> tuple[Group, bool]:
-        """The group with a cursor in every queue named, and whether it is new here. Raises BadRequest, DiskFull.
-
-        A queue that joins a group later is read from its first message on: it did not exist before.
-        """
-        ref = request.group
-        group = self._groups.get(ref.group_id)
+        """The group with a cursor in every queue named, and whether it is new here. Raises BadRequest, DiskFull."""
+        group = self._groups.get(request.group.group_id)
         if group is not None and group.checked is request.queues:
             return group, False
         created = group is None or not group.places
-        start = request.start if created else "earliest"
-        new = [queue for queue in request.queues if self.find(ref.group_id, queue.queue_id) is None]
-        for queue in new:
-            self._log.open_queue(queue)  # all before the first cursor: half a group would not know where it starts
-        for queue in new:
-            ends = self._log.ends(queue.queue_id)
-            head = ends.start_offset if start == "earliest" else ends.end_offset
-            group = self.open(ref, queue, head).group
+        self.begin(request.group, request.queues, request.start)
+        group = self._groups.get(request.group.group_id)
         if group is None:
             raise BadRequest.field("queues", "at least one queue", 0)
         group.checked = request.queues
         return group, created
+
+    def begin(self, ref: GroupRef, queues: Sequence[QueueRef], start: Start) -> None:
+        """Have a cursor in every one of these queues. Raises DiskFull, and there are no more than before."""
+        new = [queue for queue in queues if self.find(ref.group_id, queue.queue_id) is None]
+        for queue in new:
+            self._log.open_queue(queue)  # all before the first cursor: half a group would not know where it starts
+        heads = [self.begins_at(ref.group_id, queue.queue_id, start) for queue in new]
+        for queue, head in zip(new, heads, strict=True):
+            self._open(ref, queue, head)
+
+    def begins_at(self, group_id: int, queue_id: int, start: Start) -> int:
+        """Where a group begins in a queue that it has no cursor in. One that reads here already begins with the first
+        message: the queue did not exist before."""
+        ends = self._log.ends(queue_id)
+        group = self._groups.get(group_id)
+        created = group is None or not group.places
+        return ends.end_offset if created and start == "latest" else ends.start_offset
 
     def remove(self, group: Group) -> None:
         """Forget all of it."""
@@ -93,7 +97,13 @@ class Groups:
             self._forget(place)
         del self._groups[group.ref.group_id]
 
-    def _place(self, cursor: Cursor) -> Place:
+    def _open(self, group: GroupRef, queue: QueueRef, head: int) -> None:
+        """A new cursor; its leases are none that a deleted one of the same group had."""
+        cursor = self._cursors.open(group, queue, head)
+        cursor.next_lease = first_number(self._now_ms())
+        self._place(cursor)
+
+    def _place(self, cursor: Cursor) -> None:
         group = self._groups.get(cursor.group.group_id)
         if group is None:
             group = self._groups[cursor.group.group_id] = Group(cursor.group, self._waiting)
@@ -102,7 +112,6 @@ class Groups:
         self._of_queue.setdefault(place.queue_id, []).append(place)
         group.ready[place.queue_id] = None
         self._due.note(place, cursor.earliest_due)
-        return place
 
     def _forget(self, place: Place) -> None:
         group, queue_id = place.group, place.queue_id

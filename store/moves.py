@@ -44,8 +44,7 @@ class Moves:
             raise BadRequest.field("offsets", "one for each queue", len(request.offsets))
         id_hash = int.from_bytes(blake2b(request.seek_id.encode(), digest_size=8).digest(), "little") >> 1 or 1
         if not request.dry_run:
-            for queue in request.queues:
-                self._log.open_queue(queue)  # all before the first cursor moves
+            self._groups.begin(request.group, [*request.queues, *request.others], request.start)
         pairs = zip(request.queues, request.offsets, strict=True)
         outcomes = [self._seek(request, queue, offset, id_hash) for queue, offset in pairs]
         if not request.dry_run:
@@ -61,11 +60,13 @@ class Moves:
             return SeekOutcome(queue.queue_id, last.from_offset, last.to_offset)
         ends = self._log.ends(queue.queue_id)
         to = max(ends.start_offset, min(offset, ends.end_offset))
-        outcome = SeekOutcome(queue.queue_id, to if place is None else place.cursor.committed, to)
+        if place is None:
+            assert request.dry_run, "the group has begun in every queue that is moved"
+            begins = self._groups.begins_at(request.group.group_id, queue.queue_id, request.start)
+            return SeekOutcome(queue.queue_id, begins, to)
+        outcome = SeekOutcome(queue.queue_id, place.cursor.committed, to)
         if request.dry_run:
             return outcome
-        if place is None:
-            place = self._groups.open(request.group, queue, to)
         place.cursor.seek(to, request.keep_retries, LastSeek(id_hash, outcome.from_offset, to))
         place.claim = None
         place.group.full.pop(queue.queue_id, None)
@@ -81,7 +82,7 @@ class Moves:
         ends = self._log.ends(queue_id)
         place = self._groups.find(request.group.group_id, queue_id)
         if place is None:
-            committed = head = ends.start_offset if request.start == "earliest" else ends.end_offset
+            committed = head = self._groups.begins_at(request.group.group_id, queue_id, request.start)
             in_flight = skipped = 0
         else:
             cursor = place.cursor

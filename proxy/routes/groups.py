@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Literal
 
 import msgspec
@@ -10,16 +12,19 @@ from aiohttp import web
 from msgspec import UNSET, UnsetType
 
 from millpond.core import limits
-from millpond.core.errors import Conflict
+from millpond.core.errors import Conflict, MillpondError
 from millpond.core.http.call import JSON, Input, answer, empty
 from millpond.core.http.fields import InFlight
 from millpond.core.http.routing import Route
 from millpond.core.names import check_name
-from millpond.metadata.client import GroupInfo
+from millpond.metadata.client import GroupInfo, QueueInfo, TopicInfo
 from millpond.proxy import tags
-from millpond.proxy.parts import ProxyCall
+from millpond.proxy.grants import group_ref
+from millpond.proxy.parts import Parts, ProxyCall
+from millpond.proxy.queue_lists import queue_ref
 from millpond.proxy.routes.topics import stores_of, topic_of
-from millpond.store.client import GroupRef
+from millpond.proxy.times import by_store
+from millpond.store.client import SeekRequest
 
 
 class GroupFilter(Input, frozen=True, forbid_unknown_fields=True):
@@ -29,8 +34,8 @@ class GroupFilter(Input, frozen=True, forbid_unknown_fields=True):
 
 
 class GroupInput(Input, frozen=True, forbid_unknown_fields=True):
-    """`start`: where the group begins in a queue it has never read. `max_in_flight`: leased and unsettled messages
-    per queue, above which a receive answers `in_flight_full`."""
+    """`start`: where the group begins, when it is made. `max_in_flight`: leased and unsettled messages per queue, above
+    which a receive answers `in_flight_full`."""
 
     start: Literal["earliest", "latest"] = "latest"
     filter: GroupFilter = GroupFilter()
@@ -70,7 +75,22 @@ async def put_group(call: ProxyCall) -> web.StreamResponse:
     if not created and (group.start, group.max_in_flight) != (wanted.start, wanted.max_in_flight):
         raise Conflict("group_differs", f"group {name!r} is there with another start or max_in_flight")
     call.parts.catalog.put_group(group)
+    await _begin(call.parts, topic, group)
     return answer(group_answer(group, topic.name), 201 if created else 200)
+
+
+async def _begin(parts: Parts, topic: TopicInfo, group: GroupInfo) -> None:
+    """Let the group begin in the queues where it has not: what is sent from now on is for it, whenever its first
+    receive comes. Where a store is away, that receive begins it."""
+
+    async def begin(store: str, queues: Sequence[QueueInfo]) -> None:
+        refs = [queue_ref(topic, queue) for queue in queues]
+        with suppress(MillpondError):
+            await parts.stores.group(store).seek(
+                SeekRequest(group_ref(topic, group), [], [], "begin", dry_run=False, start=group.start, others=refs)
+            )
+
+    await asyncio.gather(*(begin(store, queues) for store, queues in by_store(topic.queues).items()))
 
 
 async def get_group(call: ProxyCall) -> web.StreamResponse:
@@ -100,7 +120,7 @@ async def delete_group(call: ProxyCall) -> web.StreamResponse:
     topic = await topic_of(call)
     group = await call.parts.metadata.delete_group(topic.topic_id, name)
     call.parts.catalog.drop_group(group)
-    ref = GroupRef(topic.tenant_id, topic.topic_id, group.group_id)
+    ref = group_ref(topic, group)
     await asyncio.gather(*(store.delete_group(ref) for store in stores_of(call.parts, topic)))
     return empty()
 

@@ -134,20 +134,24 @@ async def _move(
 ) -> list[SeekOutcome]:
     """One call a store. If one of several fails, repeating the seek with the same id finishes it."""
     seek_id = body.seek_id or call.parts.random.bytes(SEEK_ID_BYTES).hex()
-    moving = [queue for queue in topic.queues if queue.queue_id in offsets]
 
     async def move(store: str, queues: Sequence[QueueInfo]) -> list[SeekOutcome]:
+        moving = [queue for queue in queues if queue.queue_id in offsets]
+        if not moving:
+            return []
         request = SeekRequest(
             group=group_ref(topic, group),
-            queues=[queue_ref(topic, queue) for queue in queues],
-            offsets=[offsets[queue.queue_id] for queue in queues],
+            queues=[queue_ref(topic, queue) for queue in moving],
+            offsets=[offsets[queue.queue_id] for queue in moving],
             seek_id=seek_id,
             dry_run=body.dry_run,
             keep_retries=body.keep_retries,
+            start=group.start,
+            others=[queue_ref(topic, queue) for queue in queues if queue.queue_id not in offsets],
         )
         return (await call.parts.stores.group(store).seek(request)).queues
 
-    some = await asyncio.gather(*(move(store, queues) for store, queues in by_store(moving).items()))
+    some = await asyncio.gather(*(move(store, queues) for store, queues in by_store(topic.queues).items()))
     return [one for outcomes in some for one in outcomes]
 
 

@@ -80,6 +80,27 @@ async def test_to_offsets_and_to_another_group(http: Http, wide: str) -> None:
     assert sorted((one["queue"], one["offset"]) for one in got) == [(queue, 2) for queue in range(4)]
 
 
+async def test_a_group_begins_when_it_is_made(http: Http, wide: str) -> None:
+    """`latest`: what is sent before its first receive is for it, what was there before is not."""
+    await http.sent(wide, *({"body": f"old {n}", "queue": n} for n in range(4)))
+    (await http.call("PUT", f"/v1/topics/{wide}/groups/g", {"start": "latest"})).ok(201)
+    await http.sent(wide, *({"body": f"new {n}", "queue": n} for n in range(4)))
+    (await http.call("PUT", f"/v1/topics/{wide}/groups/g", {"start": "latest"})).ok(200)
+    assert (await http.lag(wide, "g"))["total"] == 4
+    assert sorted(bodies(await http.leased(wide, "g", max_messages=100))) == [f"new {n}" for n in range(4)]
+
+
+async def test_a_group_that_is_moved_before_it_receives(http: Http, wide: str) -> None:
+    """Moved in one queue, it begins in the others as it was made to: at their ends."""
+    await http.sent(wide, *({"body": f"{n}", "queue": n % 4} for n in range(12)))
+    (await http.call("PUT", f"/v1/topics/{wide}/groups/g", {"start": "latest"})).ok(201)
+    assert moves((await http.seek(wide, "g", {"offsets": {"1": 2}}, dry_run=True)).ok()) == [(1, 3, 2)]
+    assert moves((await http.seek(wide, "g", {"offsets": {"1": 2}})).ok()) == [(1, 3, 2)]
+    assert (await http.lag(wide, "g"))["total"] == 1
+    await http.sent(wide, {"body": "new", "queue": 0})
+    assert sorted(bodies(await http.leased(wide, "g", max_messages=100))) == ["9", "new"]
+
+
 async def test_a_repeated_seek_moves_once(http: Http, topic: str) -> None:
     """With the same `seek_id` the second does nothing: what was handed out in between stays valid."""
     await http.sent(topic, "a", "b")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from support.deliveries import Bench, attempts, got, offsets, turns
+import msgspec
+from support.deliveries import GROUP, Bench, Q, attempts, got, offsets, turns
 
+from millpond.store.client import SeekOutcome, SeekRequest
 from millpond.store.delivery import Delivery
 from millpond.store.fold.cursors import Cursors
 
@@ -24,6 +26,26 @@ async def test_seek_dry_run_changes_nothing(bench: Bench) -> None:
     grant = await bench.take(5)
     assert await bench.seek(99, dry_run=True) == (0, 10)
     assert await bench.settle(grant) == ["ok"] * 5
+
+
+async def test_a_seek_begins_the_group_in_its_other_queues(bench: Bench) -> None:
+    """A group that has received nothing yet is moved in one queue: in the others it begins where it is told to."""
+    bench.put(3, Q[0])
+    bench.put(3, Q[1])
+    dry = SeekRequest(GROUP, [Q[0]], [1], "s", True, start="latest", others=[Q[1]])
+    assert (await bench.delivery.seek(dry)).queues == [SeekOutcome(40, 3, 1)]
+    assert (await bench.delivery.seek(msgspec.structs.replace(dry, dry_run=False))).queues == [SeekOutcome(40, 3, 1)]
+    bench.put(1, Q[1])
+    result = await bench.receive(10, Q[:2], start="latest")
+    assert {grant.queue_id: offsets(grant) for grant in result.grants} == {40: [1, 2], 41: [3]}
+
+
+async def test_a_queue_that_joins_later_is_read_from_its_first_message_on(bench: Bench) -> None:
+    """Lag says so, too, before the first receive that names it."""
+    await bench.receive(10, start="latest")
+    bench.put(3, Q[1])
+    assert (await bench.lag(Q[1])).committed == 0
+    assert got(await bench.receive(10, Q[:2], start="latest")) == [0, 1, 2]
 
 
 async def test_seek_is_idempotent_by_its_id(bench: Bench) -> None:
