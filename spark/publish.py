@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from millpond.core.errors import Conflict, Internal, NotFound
 from millpond.core.limits import BATCH_MESSAGES, REPLAY_OUT_OF_STEP, REPLAY_PART_BYTES
 from millpond.core.schema import columns_of, message_schema
+from millpond.core.tier.rows import row_bytes
 from millpond.spark.http import ARROW, HttpClient, path_of
 
 
@@ -123,10 +124,8 @@ def message_rows(rows: pa.RecordBatch, origin: pa.Array) -> pa.RecordBatch:
 
 
 def _parts(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Slices of at most BATCH_MESSAGES rows and about REPLAY_PART_BYTES of variable data (at least one row each)."""
-    sizes = pc.binary_length(rows.column("body")).to_numpy(zero_copy_only=False).astype(np.int64)
-    overhead = max(0, rows.nbytes - int(sizes.sum())) // max(1, rows.num_rows)
-    ends = np.cumsum(sizes + overhead)
+    """Slices of at most BATCH_MESSAGES rows and REPLAY_PART_BYTES (at least one row each)."""
+    ends = np.cumsum(row_bytes(pa.Table.from_batches([rows])))
     first, done = 0, 0
     while first < rows.num_rows:
         end = int(np.searchsorted(ends, done + REPLAY_PART_BYTES, side="right"))

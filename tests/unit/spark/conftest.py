@@ -82,6 +82,7 @@ class FakeService:
         self.topics: dict[str, FakeTopic] = {}
         self.replays: dict[str, dict[str, Any]] = {}
         self.requests: list[str] = []
+        self.published_bytes: list[int] = []
         self.drop_answers = 0
         self.lock = threading.Lock()
         service = self
@@ -218,6 +219,7 @@ class _Handler(BaseHTTPRequestHandler):
                 return fake.read(topic, int(queue), query)
             case ("POST", "topics", topic, "messages"):
                 table = pa.ipc.open_stream(body).read_all()
+                fake.published_bytes.append(len(body))
                 part = json.loads(self.headers["Millpond-Producer"])
                 return fake.publish(topic, int(self.headers["Millpond-Queue"]), part, table)
             case ("GET", "topics", topic, "producers", producer):

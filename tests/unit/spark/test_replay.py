@@ -81,6 +81,16 @@ class TestStep:
         assert run_step(step(service)).published == 1_000
         assert copied(service) == {0: list(range(1_000))}
 
+    def test_uneven_rows(self, service: Any, make_rows: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Rows that are large by their properties, among small ones, make no request larger than a part."""
+        monkeypatch.setattr(publish, "REPLAY_PART_BYTES", 20_000)
+        properties = [[("note", "x" * 4_000)]] * 10 + [[]] * 190
+        service.topic("pond", 1).add(make_rows(0, 0, 200, key=[None] * 200, properties=properties))
+        service.topic("copy", 1)
+        assert run_step(step(service, end=200, target_queues=1)).published == 200
+        assert len(service.published_bytes) == 4
+        assert max(service.published_bytes) < 25_000  # with Arrow's own
+
     def test_run_again_after_a_kill(self, service: Any, copy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         """A step that starts before what was already published counts it again and does not publish it again."""
         monkeypatch.setattr(publish, "REPLAY_PART_BYTES", 2_000)
