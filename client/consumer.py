@@ -66,7 +66,8 @@ class Consumer:
     ...     async for batch in consumer.batches():   # Arrow; acked likewise
     ...         total += batch.batch.num_rows
 
-    `tag` is the group's filter and `start` where a new group begins; both matter when the group is created. `prefetch`
+    `tag` is the group's filter and `start` where a new group begins; both matter when the group is created, which is
+    when the consumer is started: what is sent from then on, it gets. `prefetch`
     bounds the messages fetched ahead; without it they are 2,000, or what the program handles in a quarter of a second
     when that is more. A handler may take long: leases are extended, for 12 h at most.
     """
@@ -273,19 +274,22 @@ class Consumer:
     async def _extend_loop(self) -> None:
         """Before two thirds of a lease are over, extend it; for 12 h after it was given at most."""
         step_seconds = self._lease_ms / 3000
-        clock = self._connection.clock
         while True:
             await asyncio.sleep(step_seconds)
             self._open = [batch for batch in self._open if not batch.settled]
-            for batch in self._open:
-                now = clock.monotonic()
-                forgotten = now > batch.first_until + limits.LEASE_MS_MOST / 1000
-                if now > batch.until - 2 * step_seconds and not forgotten:
-                    try:
-                        await batch.extend(self._lease_ms)
-                        batch.until = now + self._lease_ms / 1000
-                    except MillpondError:
-                        continue  # the settler has said so in the log; the next step tries again
+            now, most_seconds = self._connection.clock.monotonic(), limits.LEASE_MS_MOST / 1000
+            await self._extend(
+                [one for one in self._open if one.until - 2 * step_seconds < now <= one.first_until + most_seconds], now
+            )
+
+    async def _extend(self, batches: list[MessageBatch], now: float) -> None:
+        """All together, so that they share calls: one after another they may take longer than a lease."""
+        answers = await asyncio.gather(*(one.extend(self._lease_ms) for one in batches), return_exceptions=True)
+        for batch, error in zip(batches, answers, strict=True):
+            if error is None:
+                batch.until = now + self._lease_ms / 1000
+            elif not isinstance(error, MillpondError):  # the settler has said in the log what that was about
+                raise error
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         """A loop that stopped stops the consumer: whoever waits for a message is told why."""

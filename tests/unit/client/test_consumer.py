@@ -293,6 +293,18 @@ async def test_leases_are_extended(service: FakeService, connection: Connection)
     assert service.settled_rows("extends")[:2] == ["T.0", "T.1"]
 
 
+async def test_many_leases_are_extended_together(service: FakeService, connection: Connection) -> None:
+    """Those of messages that came one by one share calls: one after another would outlast them."""
+    service.receives.extend(one_receipt(f"T{number}", number, 1) for number in range(20))
+    async with Consumer("t", "g", connection=connection, lease_ms=300) as consumer:
+        await anext(consumer)
+        async with asyncio.timeout(5):
+            while len(set(service.settled_rows("extends"))) < 20:
+                service.settles.clear()
+                await service.settles.wait()
+    assert max(len(call.get("extends", [])) for call in service.settled) > 10
+
+
 async def test_close_ends_a_waiting_loop(service: FakeService, connection: Connection) -> None:
     """Closing from elsewhere ends `async for` and `receive` instead of leaving them waiting."""
     consumer = Consumer("t", "g", connection=connection)
