@@ -257,6 +257,11 @@ class Producer:
         """Whether half the buffer and more is free, so that `send_nowait` will take messages."""
         return self._drained_bytes + self._intake.bytes <= self._buffer_bytes // 2
 
+    @property
+    def failed(self) -> bool:
+        """Whether something could not be sent that nobody awaited; `flush` raises why."""
+        return self._error is not None
+
     async def ready(self) -> None:
         """Wait until `has_room`."""
         while not self.has_room:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Iterable
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +17,10 @@ from millpond.client.command.topic import Name
 from millpond.client.connection import Connection
 from millpond.client.outbox import Sent
 from millpond.client.producer import Producer
+from millpond.core.limits import KIB, MESSAGE_BYTES
+from millpond.core.threads import Threads
+
+READ_BYTES = 256 * KIB  # of a file at once, or what a pipe has
 
 
 def produce(
@@ -41,12 +47,16 @@ def produce(
             count = 0
             with show.progress(machine) as bar:
                 task = bar.add_task(f"sending to {topic}", total=None, note="")
-                for line in _lines(file):
-                    if not producer.has_room:
-                        await producer.ready()
+                async with aclosing(_lines(file)) as chunks:
+                    async for lines in chunks:
+                        for line in lines:
+                            if not producer.has_room:
+                                await producer.ready()
+                            producer.send_nowait(line, key, tag, properties, born_ts)
+                            count += 1
                         bar.update(task, completed=count)
-                    producer.send_nowait(line, key, tag, properties, born_ts)
-                    count += 1
+                        if producer.failed:
+                            break
                 await producer.flush()
             return count, []
 
@@ -59,15 +69,25 @@ def produce(
         show.OUT.print(f"sent {count:,} messages")
 
 
-def _lines(file: Path | None) -> Iterable[bytes]:
-    """Lines without their ends."""
-    if file is None or str(file) == "-":
-        for line in sys.stdin.buffer:
-            yield line.rstrip(b"\r\n")
-        return
+async def _lines(file: Path | None) -> AsyncGenerator[list[bytes], None]:
+    """Lines without their ends, as they come. A thread waits for them: what was taken is sent meanwhile."""
+    threads = Threads(1, "millpond-lines")
+    is_stdin = file is None or str(file) == "-"
+    source = None
     try:
-        with file.open("rb") as source:
-            for line in source:
-                yield line.rstrip(b"\r\n")
+        source = sys.stdin.fileno() if is_stdin else await threads.run(os.open, str(file), os.O_RDONLY)
+        rest = b""
+        while data := await threads.run(os.read, source, READ_BYTES):
+            *lines, rest = (rest + data).split(b"\n")
+            if len(rest) > MESSAGE_BYTES + len(b"\r"):  # refused where it is sent: nothing more of it is read
+                lines, rest = [*lines, rest], b""
+            yield [line.rstrip(b"\r") for line in lines]
+        if rest:
+            yield [rest.rstrip(b"\r")]
     except OSError as error:
-        raise typer.BadParameter(f"cannot read {file}: {error.strerror}", param_hint="--file") from error
+        shown = "standard input" if is_stdin else file
+        raise typer.BadParameter(f"cannot read {shown}: {error.strerror}", param_hint="--file") from error
+    finally:
+        threads.close(wait=False)
+        if source is not None and not is_stdin:
+            os.close(source)

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import socket
+import sys
+from asyncio.subprocess import PIPE
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -14,6 +19,7 @@ from millpond.client.command import exits
 from millpond.client.command.app import build
 from millpond.client.command.parts import Starters
 from millpond.client.command.session import time_ms
+from millpond.core import limits
 from millpond.core.config import Config
 from millpond.core.errors import BadRequest
 
@@ -63,6 +69,55 @@ async def test_produce_file(service: FakeService, tmp_path: Any) -> None:
     result = await invoke("produce", "t", "--file", str(file))
     assert result.exit_code == 0, result.output
     assert sorted(row["body"] for rows in service.rows.values() for row in rows) == [b"one", b"three", b"two"]
+
+
+@asynccontextmanager
+async def producing() -> AsyncIterator[asyncio.subprocess.Process]:
+    """`produce` in a process of its own, which reads lines from a pipe."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "millpond", "produce", "t", stdin=PIPE, stdout=PIPE, stderr=PIPE
+    )
+    try:
+        async with asyncio.timeout(30):
+            yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+async def test_produce_sends_while_a_pipe_goes_on(service: FakeService) -> None:
+    """A line is sent once it has come; Ctrl-C sends what was taken."""
+    async with producing() as process:
+        assert process.stdin is not None
+        for written, sent in ((b"one\ntw", [b"one"]), (b"o\r\n", [b"one", b"two"])):
+            process.stdin.write(written)
+            await service.came.acquire()
+            assert sorted(row["body"] for rows in service.rows.values() for row in rows) == sent
+        process.send_signal(signal.SIGINT)
+        assert await process.wait() == 130
+
+
+async def test_produce_ends_with_what_failed(service: FakeService) -> None:
+    """Also while the pipe goes on: who writes to it must not believe that all is well."""
+    service.faults += [lambda _: None, lambda _: problem(404, "topic_not_found", "gone")]
+    async with producing() as process:
+        assert process.stdin is not None and process.stderr is not None
+        while process.returncode is None:
+            process.stdin.write(b"line\n")
+            with suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), 0.05)
+        assert process.returncode == exits.NOT_FOUND
+        assert b"gone" in await process.stderr.read()
+
+
+async def test_produce_refuses_a_line_that_is_too_long(service: FakeService, tmp_path: Any) -> None:
+    """And nothing of it is sent."""
+    file = tmp_path / "lines"
+    file.write_bytes(b"x" * (limits.MESSAGE_BYTES + 100_000))
+    result = await invoke("produce", "t", "--file", str(file), "--json")
+    assert json.loads(result.stdout)["code"] == "message_too_large"
+    assert not service.produced
 
 
 async def test_consume_acks_what_it_printed(service: FakeService) -> None:
