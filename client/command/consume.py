@@ -19,7 +19,6 @@ from millpond.client.consumer import Consumer
 from millpond.client.reader import Page, Reader
 from millpond.client.topics import Topics
 from millpond.core import limits
-from millpond.core.errors import BadRequest
 
 Count = Annotated[int | None, typer.Option("--count", "-n", help="Stop after so many")]
 
@@ -100,14 +99,14 @@ def tail(
                     for one in page_out(topic, page):
                         _print_message(one, machine)
 
-        async with asyncio.TaskGroup() as tasks:
-            for number in queues:
-                tasks.create_task(of_queue(number))
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for number in queues:
+                    tasks.create_task(of_queue(number))
+        except ExceptionGroup as group:  # what ended one queue ended all
+            raise group.exceptions[0] from None
 
-    try:
-        run(work, url, api_key, machine)
-    except* BadRequest as group:
-        raise group.exceptions[0] from None
+    run(work, url, api_key, machine)
 
 
 def find(

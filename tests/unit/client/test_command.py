@@ -131,6 +131,13 @@ async def test_consume_acks_what_it_printed(service: FakeService) -> None:
     assert service.settled_rows("nacks") == ["T.2"]
 
 
+async def test_tail_says_what_ended_it(service: FakeService) -> None:
+    """Of several queues that are read at once the first that fails."""
+    service.faults += [lambda _: None, *(lambda _: problem(410, "offset_expired", "expired") for _ in range(4))]
+    result = await invoke("tail", "t", "--json")
+    assert (result.exit_code, json.loads(result.stdout)["code"]) == (exits.REFUSED, "offset_expired")
+
+
 @pytest.mark.parametrize(
     ("status", "code", "exit_code"),
     [(404, "topic_not_found", 4), (403, "forbidden", 5), (400, "invalid_request", 5), (500, "internal", 1)],
