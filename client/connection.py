@@ -23,9 +23,19 @@ import pyarrow as pa
 from millpond.client.errors import Closed, Unreachable, from_problem
 from millpond.core import limits
 from millpond.core.clock import Clock, Random, SystemClock, SystemRandom
-from millpond.core.errors import MillpondError, TooManyRequests
+from millpond.core.errors import BadRequest, MillpondError, TooManyRequests
 from millpond.core.gathered import Buffer
-from millpond.core.http.wire import NO_BODY, BadAnswer, Bounds, Buffers, CannotConnect, Received, Wires
+from millpond.core.http.wire import (
+    ADDRESS,
+    NO_BODY,
+    BadAnswer,
+    Bounds,
+    Buffers,
+    CannotConnect,
+    Received,
+    Wires,
+    address_of,
+)
 
 ARROW = "application/vnd.apache.arrow.stream"
 JSON = "application/json"
@@ -74,7 +84,8 @@ class Connection:
         clock: Clock | None = None,
         random: Random | None = None,
     ) -> None:
-        self.url = (url or os.environ.get("MILLPOND_URL") or DEFAULT_URL).rstrip("/")
+        """Raises BadRequest when the address is none."""
+        self.url = service_url(url)
         self._api_key = api_key or os.environ.get("MILLPOND_KEY") or ""
         self._timeout_seconds = timeout_seconds
         self._retry_seconds = retry_seconds
@@ -198,6 +209,16 @@ class Connection:
         unreachable = Unreachable(f"{self.url} does not answer: {reason}")
         unreachable.extra["arrived"] = not isinstance(error, CannotConnect)
         return unreachable
+
+
+def service_url(url: str | None) -> str:
+    """`url`, else that of MILLPOND_URL, else of the service on this machine. Raises BadRequest."""
+    found = (url or os.environ.get("MILLPOND_URL") or DEFAULT_URL).rstrip("/")
+    try:
+        address_of(found)
+    except ValueError as error:
+        raise BadRequest.field("url", ADDRESS, found) from error
+    return found
 
 
 def path_of(*parts: str | int) -> str:

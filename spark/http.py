@@ -13,12 +13,13 @@ import http.client
 import threading
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Self, TypeVar
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, urlencode
 
 import msgspec
 
 from millpond.core.clock import Clock, Random, SystemClock, SystemRandom
 from millpond.core.errors import MillpondError
+from millpond.core.http.wire import address_of
 from millpond.core.limits import CLIENT_RETRY_AFTER_SECONDS, SPARK_CALL_SECONDS, SPARK_RETRY_SECONDS
 
 ARROW = "application/vnd.apache.arrow.stream"
@@ -52,12 +53,12 @@ class HttpClient:
         clock: Clock | None = None,
         random: Random | None = None,
     ) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in {"http", "https"} or not parts.hostname:
-            raise ValueError(f"url: expected http://host:port or https://host:port, got {url!r}")
+        """Raises ValueError when `url` is no address of an HTTP service."""
+        parts = address_of(url)
         self.url = url.rstrip("/")
         self.key = key or None
         self._secure = parts.scheme == "https"
+        assert parts.hostname is not None, "an address has one"
         self._host, self._port = parts.hostname, parts.port
         self._prefix = parts.path.rstrip("/")
         self._timeout_seconds = timeout_seconds

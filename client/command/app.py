@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from millpond import __version__
 from millpond.client.command import bench, consume, group, keys, parts, produce, replay, settings, show, topic
 from millpond.client.command.session import AsJson, guarded
 
@@ -21,9 +22,8 @@ def build(starters: parts.Starters) -> typer.Typer:
         add_completion=False,
         pretty_exceptions_enable=False,
         context_settings=CONTEXT,
-        help="A message queue that is both a pipe and a pool. Exit codes: 0 done, 1 failed, 2 usage, 3 unreachable, "
-        "4 not found, 5 refused.",
     )
+    app.callback()(whole_command)
     parts.add(app, starters)
     app.add_typer(topic.topic, name="topic")
     app.add_typer(group.group, name="group")
@@ -40,6 +40,21 @@ def build(starters: parts.Starters) -> typer.Typer:
     app.command("config")(config)
     app.command("bench")(bench.bench)
     return app
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        show.OUT.print(f"millpond {__version__}")
+        raise typer.Exit
+
+
+def whole_command(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """A message queue that is both a pipe and a pool. Exit codes: 0 done, 1 failed, 2 usage, 3 unreachable, 4 not
+    found, 5 refused."""
 
 
 def config(

@@ -97,9 +97,9 @@ def _replay(
 
 
 def _service(url: str | None, key: str | None) -> tuple[str, str | None]:
-    """Where the service is, as `Connection` finds it."""
+    """Where the service is, as `Connection` finds it. Raises BadRequest."""
     import os
 
-    from millpond.client.connection import DEFAULT_URL
+    from millpond.client.connection import service_url
 
-    return url or os.environ.get("MILLPOND_URL") or DEFAULT_URL, key or os.environ.get("MILLPOND_KEY")
+    return service_url(url), key or os.environ.get("MILLPOND_KEY")

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from millpond import __version__
 from millpond.client.command import exits
 from millpond.client.command.app import build
 from millpond.client.command.parts import Starters
@@ -129,6 +130,22 @@ async def test_consume_acks_what_it_printed(service: FakeService) -> None:
     assert [json.loads(line)["body"] for line in result.stdout.splitlines()] == ["0", "1"]
     assert service.settled_rows("acks") == ["T.0", "T.1"]
     assert service.settled_rows("nacks") == ["T.2"]
+
+
+@pytest.mark.parametrize("command", [("topic", "list"), ("produce", "t", "one"), ("consume", "t", "g")])
+async def test_an_address_that_is_none(command: tuple[str, ...]) -> None:
+    """Is named, and what it should be."""
+    result = await invoke(*command, "--url", "localhost:8080", "--json")
+    told = json.loads(result.stdout)
+    assert (result.exit_code, told["code"], told["remedy"]) == (
+        exits.REFUSED, "invalid_request", "url: http://host:port or https://host:port",
+    )  # fmt: skip
+
+
+async def test_the_version() -> None:
+    """`--version`, and help that still is what it was."""
+    assert (await invoke("--version")).stdout == f"millpond {__version__}\n"
+    assert "Exit codes" in (await invoke("--help")).stdout
 
 
 async def test_tail_says_what_ended_it(service: FakeService) -> None:

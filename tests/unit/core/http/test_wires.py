@@ -256,5 +256,12 @@ async def test_nobody_there() -> None:
         await listener.server.wait_closed()
         with pytest.raises(CannotConnect):
             await listener.get()
-    with pytest.raises(ValueError, match="address"):
-        Wires("nowhere", SystemClock(), BOUNDS)
+
+
+@pytest.mark.parametrize(
+    "url", ["nowhere", "localhost:8080", "ftp://host", "http://", "http://host:port", "http://[::1"]
+)
+def test_what_is_no_address(url: str) -> None:
+    """Is refused before anything is sent."""
+    with pytest.raises(ValueError, match="url: expected"):
+        Wires(url, SystemClock(), BOUNDS)
