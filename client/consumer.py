@@ -127,8 +127,7 @@ class Consumer:
         if self._tasks:
             return
         await Groups(self._connection, self.topic).ensure(self.group, start=self._start_at, tag=self._tag)
-        states = await Topics(self._connection).queues(self.topic)
-        self._id_prefixes = {state.queue: state.id_prefix for state in states}
+        await self._learn_queues()
         loop = asyncio.get_running_loop()
         self._tasks = [
             loop.create_task(self._receive_loop(), name="millpond receive"),
@@ -209,6 +208,10 @@ class Consumer:
 
     # -- receiving --------------------------------------------------------------------------------------------
 
+    async def _learn_queues(self) -> None:
+        states = await Topics(self._connection).queues(self.topic)
+        self._id_prefixes = {state.queue: state.id_prefix for state in states}
+
     async def _receive_loop(self) -> None:
         following: deque[asyncio.Task[Answer]] = deque()
         most_following = min(RECEIVES_FOLLOWING, len(self._id_prefixes))
@@ -259,6 +262,12 @@ class Consumer:
     async def _take(self, answer: Answer, until: float) -> None:
         """Hand out what came; `until`: when its leases end."""
         batches, reason = decode_receive(answer.body, self._settler, until, self._id_prefixes)
+        unknown = [batch for batch in batches if not batch.id_prefix and batch.queue not in self._id_prefixes]
+        if unknown:  # the topic has got more queues
+            with suppress(MillpondError):  # only ids of messages need it
+                await self._learn_queues()
+            for batch in unknown:
+                batch.id_prefix = self._id_prefixes.get(batch.queue, "")
         if reason == "in_flight_full":  # others of the group hold too much: it will not change at once
             await asyncio.sleep(self._connection.random.uniform(0.2, 0.5))
         self._open = [batch for batch in self._open if not batch.settled] + batches

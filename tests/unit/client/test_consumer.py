@@ -281,6 +281,17 @@ async def test_receive_is_repeated_with_its_attempt_id(service: FakeService, con
     assert asked[0] == asked[1]
 
 
+async def test_messages_of_a_queue_that_came_later_have_their_ids(service: FakeService, connection: Connection) -> None:
+    """The topic has got more queues since the consumer was started."""
+    async with Consumer("t", "g", connection=connection) as consumer:
+        service.queues += 1
+        added = service.queues - 1
+        receipt = {"receipt": "T", "queue": added, "rows": "0-1"}
+        service.receives.append(arrow_answer(rows(7, 2, added), {"receipts": [receipt]}))
+        service.more.set()
+        assert [(await anext(consumer)).message_id for _ in range(2)] == [f"a-{added + 10}-7", f"a-{added + 10}-8"]
+
+
 async def test_leases_are_extended(service: FakeService, connection: Connection) -> None:
     """While a message is in hand its lease is extended, and those of what waits behind it."""
     service.receives.append(one_receipt("T", 0, 2))
