@@ -26,6 +26,12 @@ from millpond.core.errors import BadRequest
 
 from .conftest import FakeService, arrow_answer, problem
 
+MILLPOND = """import signal
+from millpond.launch import main
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a script's background jobs begin without it
+main()
+"""
+
 
 class Started:
     """Starters that note what they are given."""
@@ -76,7 +82,7 @@ async def test_produce_file(service: FakeService, tmp_path: Any) -> None:
 async def producing() -> AsyncIterator[asyncio.subprocess.Process]:
     """`produce` in a process of its own, which reads lines from a pipe."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "millpond", "produce", "t", stdin=PIPE, stdout=PIPE, stderr=PIPE
+        sys.executable, "-c", MILLPOND, "produce", "t", stdin=PIPE, stdout=PIPE, stderr=PIPE
     )
     try:
         async with asyncio.timeout(30):
