@@ -25,17 +25,8 @@ from millpond.core import limits
 from millpond.core.clock import Clock, Random, SystemClock, SystemRandom
 from millpond.core.errors import BadRequest, MillpondError, TooManyRequests
 from millpond.core.gathered import Buffer
-from millpond.core.http.wire import (
-    ADDRESS,
-    NO_BODY,
-    BadAnswer,
-    Bounds,
-    Buffers,
-    CannotConnect,
-    Received,
-    Wires,
-    address_of,
-)
+from millpond.core.http.address import EXPECTED, address_of
+from millpond.core.http.wire import NO_BODY, BadAnswer, Bounds, Buffers, CannotConnect, Received, Wires
 
 ARROW = "application/vnd.apache.arrow.stream"
 JSON = "application/json"
@@ -217,7 +208,7 @@ def service_url(url: str | None) -> str:
     try:
         address_of(found)
     except ValueError as error:
-        raise BadRequest.field("url", ADDRESS, found) from error
+        raise BadRequest.field("url", EXPECTED, found) from error
     return found
 
 

@@ -67,9 +67,9 @@ class Consumer:
     ...         total += batch.batch.num_rows
 
     `tag` is the group's filter and `start` where a new group begins; both matter when the group is created, which is
-    when the consumer is started: what is sent from then on, it gets. `prefetch`
-    bounds the messages fetched ahead; without it they are 2,000, or what the program handles in a quarter of a second
-    when that is more. A handler may take long: leases are extended, for 12 h at most.
+    when the consumer is started: what is sent from then on, it gets. `prefetch` bounds the messages fetched ahead;
+    without it they are 2,000, or what the program handles in a quarter of a second when that is more. A handler may
+    take long: leases are extended, for 12 h at most.
     """
 
     def __init__(

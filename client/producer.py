@@ -24,13 +24,11 @@ from millpond.client.errors import BufferFull, Closed
 from millpond.client.lane import Lane, LaneSettings
 from millpond.client.message import Message, as_bytes
 from millpond.client.outbox import Delivery, Intake, Piece, Sent, SentRange
-from millpond.client.rows import ROW_BYTES, Rows
+from millpond.client.rows import ROW_BYTES, Rows, in_message_schema
 from millpond.client.topics import QueueState, Topics
 from millpond.core import limits
 from millpond.core.errors import BadRequest, MillpondError, TooLarge
 from millpond.core.hashing import hash_binary
-from millpond.core.ranges import split
-from millpond.core.schema import columns_of, message_schema
 
 log = logging.getLogger("millpond.client")
 LARGEST_BYTES = limits.MESSAGE_BYTES + ROW_BYTES
@@ -232,10 +230,13 @@ class Producer:
 
         Answered as ranges, in order within each queue. `queue` sends all of them there.
         """
+        from millpond.core.tier.rows import cut  # loads Arrow's functions, 33 ms: only for who sends Arrow
+
+        settings = self._settings
         batches = messages.combine_chunks().to_batches() if isinstance(messages, pa.Table) else [messages]
         pieces: list[Piece] = []
         for batch in batches:
-            for part in _bounded(in_message_schema(batch), self._settings):
+            for part in cut(in_message_schema(batch), settings.batch_bytes, settings.batch_messages):
                 pieces += await self._put_observed({queue: Rows.of_batch(part)} if queue is not None else part)
         return await _answers(pieces)
 
@@ -443,37 +444,6 @@ class Producer:
         self._routing = None
         if not task.cancelled():
             task.exception()
-
-
-def in_message_schema(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """`batch` in the log's exact schema: columns in its order, text keys as bytes, naive times as UTC.
-
-    Raises BadRequest on a column that messages do not have, or that does not convert.
-    """
-    names = set(batch.schema.names)
-    unknown = names - set(message_schema(columns_of(names)).names)
-    if unknown or "body" not in names or len(names) != batch.num_columns:
-        raise BadRequest.field("columns", "body and any of key, tag, properties, born_ts", sorted(batch.schema.names))
-    schema = message_schema(columns_of(names))
-    if batch.schema.equals(schema):
-        return batch
-    try:
-        columns = [batch.column(field.name).cast(field.type) for field in schema]
-        return pa.RecordBatch.from_arrays(columns, schema=schema)
-    except pa.ArrowException as error:
-        raise BadRequest("invalid_request", f"a column has a wrong type: {error}") from error
-
-
-def _bounded(batch: pa.RecordBatch, settings: LaneSettings) -> list[pa.RecordBatch]:
-    """`batch` in slices of at most `batch_bytes`, or one row, and `batch_messages`."""
-    from millpond.core.tier.rows import row_bytes  # loads Arrow's functions, 33 ms: only for who sends Arrow
-
-    most = settings.batch_messages
-    return [
-        batch.slice(row, min(most, end - row))
-        for start, end in split(row_bytes(pa.Table.from_batches([batch])), settings.batch_bytes)
-        for row in range(start, end, most)
-    ]
 
 
 async def _answers(pieces: list[Piece]) -> list[SentRange]:

@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from millpond.core import limits
 from millpond.core.arrow import BUFFER, END_OF_STREAM, LONG, Places, places
+from millpond.core.errors import BadRequest
 from millpond.core.frame import aligned
 from millpond.core.gathered import Buffer
 from millpond.core.http.wire import Buffers
@@ -165,3 +166,22 @@ def _with_lengths(front: bytes | memoryview, at: Places, body_bytes: int) -> byt
     BUFFER.pack_into(changed, last_at, offset, body_bytes)
     LONG.pack_into(changed, at.body_length, total + aligned(body_bytes))
     return changed
+
+
+def in_message_schema(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """`batch` in the log's exact schema: columns in its order, text keys as bytes, naive times as UTC.
+
+    Raises BadRequest on a column that messages do not have, or that does not convert.
+    """
+    names = set(batch.schema.names)
+    unknown = names - set(message_schema(columns_of(names)).names)
+    if unknown or "body" not in names or len(names) != batch.num_columns:
+        raise BadRequest.field("columns", "body and any of key, tag, properties, born_ts", sorted(batch.schema.names))
+    schema = message_schema(columns_of(names))
+    if batch.schema.equals(schema):
+        return batch
+    try:
+        columns = [batch.column(field.name).cast(field.type) for field in schema]
+        return pa.RecordBatch.from_arrays(columns, schema=schema)
+    except pa.ArrowException as error:
+        raise BadRequest("invalid_request", f"a column has a wrong type: {error}") from error

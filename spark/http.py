@@ -19,7 +19,7 @@ import msgspec
 
 from millpond.core.clock import Clock, Random, SystemClock, SystemRandom
 from millpond.core.errors import MillpondError
-from millpond.core.http.wire import address_of
+from millpond.core.http.address import address_of
 from millpond.core.limits import CLIENT_RETRY_AFTER_SECONDS, SPARK_CALL_SECONDS, SPARK_RETRY_SECONDS
 
 ARROW = "application/vnd.apache.arrow.stream"
@@ -54,13 +54,9 @@ class HttpClient:
         random: Random | None = None,
     ) -> None:
         """Raises ValueError when `url` is no address of an HTTP service."""
-        parts = address_of(url)
+        self._address = address_of(url)
         self.url = url.rstrip("/")
         self.key = key or None
-        self._secure = parts.scheme == "https"
-        assert parts.hostname is not None, "an address has one"
-        self._host, self._port = parts.hostname, parts.port
-        self._prefix = parts.path.rstrip("/")
         self._timeout_seconds = timeout_seconds
         self._retry_seconds = retry_seconds
         self._clock = clock or SystemClock()
@@ -101,7 +97,7 @@ class HttpClient:
         headers: Mapping[str, str] | None = None,
     ) -> Answer:
         """The answer of a call that succeeded. What may succeed later is repeated until `retry_seconds` are over."""
-        target = self._prefix + path + _query(query)
+        target = self._address.base + path + _query(query)
         sent = {"Accept": accept, "Connection": "keep-alive", **(headers or {})}
         if body is not None:
             sent["Content-Type"] = content_type
@@ -160,8 +156,9 @@ class HttpClient:
 
     def _open(self) -> http.client.HTTPConnection:
         if self._connection is None:
-            kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
-            self._connection = kind(self._host, self._port, timeout=self._timeout_seconds)
+            address = self._address
+            kind = http.client.HTTPSConnection if address.secure else http.client.HTTPConnection
+            self._connection = kind(address.host, address.port, timeout=self._timeout_seconds)
         return self._connection
 
     def _delay_seconds(self, attempt: int, error: MillpondError) -> float:

@@ -10,17 +10,14 @@ from the process before then only makes a part `out_of_order`: the session is as
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import msgspec
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpond.core.errors import Conflict, Internal, NotFound
 from millpond.core.limits import BATCH_MESSAGES, REPLAY_OUT_OF_STEP, REPLAY_PART_BYTES
 from millpond.core.schema import columns_of, message_schema
-from millpond.core.tier.rows import row_bytes
+from millpond.core.tier.rows import cut
 from millpond.spark.http import ARROW, HttpClient, path_of
 
 
@@ -60,7 +57,7 @@ class Sessions:
             if last is not None:
                 pending = pending.filter(pc.greater(pending.column("sequence"), last))
             try:
-                for part in _parts(pending):
+                for part in cut(pending, REPLAY_PART_BYTES, BATCH_MESSAGES):
                     self._send(queue, part)
                 return
             except Conflict as error:
@@ -121,17 +118,6 @@ def message_rows(rows: pa.RecordBatch, origin: pa.Array) -> pa.RecordBatch:
     schema = message_schema(columns_of({*names, "origin"}))
     columns = [origin if field.name == "origin" else rows.column(field.name) for field in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def _parts(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Slices of at most BATCH_MESSAGES rows and REPLAY_PART_BYTES (at least one row each)."""
-    ends = np.cumsum(row_bytes(pa.Table.from_batches([rows])))
-    first, done = 0, 0
-    while first < rows.num_rows:
-        end = int(np.searchsorted(ends, done + REPLAY_PART_BYTES, side="right"))
-        end = min(max(end, first + 1), first + BATCH_MESSAGES)
-        yield rows.slice(first, end - first)
-        first, done = end, int(ends[end - 1])
 
 
 def _stream(rows: pa.RecordBatch) -> memoryview:

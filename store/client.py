@@ -23,6 +23,7 @@ from millpond.core.errors import ErrorInfo
 from millpond.core.frame import ProducerPart
 
 Durability = Literal["flush", "memory"]
+Start = Literal["earliest", "latest"]
 SettleStatus = Literal["ok", "already", "redelivered", "void", "unknown"]
 SETTLE_STATUSES: tuple[SettleStatus, ...] = ("ok", "already", "redelivered", "void", "unknown")
 
@@ -169,7 +170,7 @@ class ReceiveRequest(msgspec.Struct, frozen=True):
 
     group: GroupRef
     queues: list[QueueRef]
-    start: Literal["earliest", "latest"]
+    start: Start
     max_messages: int
     max_bytes: int
     lease_ms: int
@@ -267,7 +268,8 @@ class SettleResult(msgspec.Struct, frozen=True):
 class SeekRequest(msgspec.Struct, frozen=True):
     """Move the group's cursor of each queue to `offsets[i]`; idempotent by `seek_id`.
 
-    `others`: the topic's other queues in this store. A group that has not begun here begins in them, at `start`.
+    `others`: the topic's other queues in this store. A group that has not begun here begins in all of them, at `start`;
+    that may be all that is asked.
     """
 
     group: GroupRef
@@ -276,7 +278,7 @@ class SeekRequest(msgspec.Struct, frozen=True):
     seek_id: str
     dry_run: bool
     keep_retries: bool = False
-    start: Literal["earliest", "latest"] = "latest"
+    start: Start = "latest"
     others: list[QueueRef] = []
 
 
@@ -293,7 +295,7 @@ class SeekResult(msgspec.Struct, frozen=True):
 class LagRequest(msgspec.Struct, frozen=True):
     group: GroupRef
     queues: list[QueueRef]
-    start: Literal["earliest", "latest"] = "latest"
+    start: Start = "latest"
 
 
 class QueueLag(msgspec.Struct, frozen=True):

@@ -7,17 +7,14 @@ looked for.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal, TypeAlias
 
 from millpond.core.errors import BadRequest
-from millpond.store.client import GroupRef, QueueRef, ReceiveRequest
+from millpond.store.client import GroupRef, QueueRef, ReceiveRequest, Start
 from millpond.store.fold.cursor import Cursor
 from millpond.store.fold.cursors import Cursors
 from millpond.store.handout import DeliveryLog
 from millpond.store.places import DueTimes, Group, Place
 from millpond.store.waiters import WaiterCount
-
-Start: TypeAlias = Literal["earliest", "latest"]
 
 _LEASE_SHIFT = 10  # lease numbers of one start: up to 1,024 for each millisecond until the next
 
@@ -66,7 +63,7 @@ class Groups:
         group = self._groups.get(request.group.group_id)
         if group is not None and group.checked is request.queues:
             return group, False
-        created = group is None or not group.places
+        created = not self._has_begun(request.group.group_id)
         self.begin(request.group, request.queues, request.start)
         group = self._groups.get(request.group.group_id)
         if group is None:
@@ -87,9 +84,11 @@ class Groups:
         """Where a group begins in a queue that it has no cursor in. One that reads here already begins with the first
         message: the queue did not exist before."""
         ends = self._log.ends(queue_id)
+        return ends.end_offset if start == "latest" and not self._has_begun(group_id) else ends.start_offset
+
+    def _has_begun(self, group_id: int) -> bool:
         group = self._groups.get(group_id)
-        created = group is None or not group.places
-        return ends.end_offset if created and start == "latest" else ends.start_offset
+        return group is not None and bool(group.places)
 
     def remove(self, group: Group) -> None:
         """Forget all of it."""

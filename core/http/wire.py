@@ -19,20 +19,18 @@ import asyncio
 import ssl
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from itertools import chain
 from typing import NamedTuple, cast
-from urllib.parse import SplitResult, urlsplit
 
 import pyarrow as pa
 
 from millpond.core import limits
 from millpond.core.clock import Clock
 from millpond.core.gathered import Buffer
+from millpond.core.http.address import address_of
 from millpond.core.http.heard import Chunks, Head, head_of, length_of
 
 RECEIVE_BYTES = 256 * limits.KIB  # by one call of the kernel, which gives the core to nobody else meanwhile
-ADDRESS = "http://host:port or https://host:port"
 HEAD_END = b"\r\n\r\n"
 
 
@@ -87,26 +85,15 @@ class Bounds(NamedTuple):
     answer_bytes: int
 
 
-def address_of(url: str) -> SplitResult:
-    """The parts of the address of an HTTP service. Raises ValueError when it is none."""
-    with suppress(ValueError):  # of what stands there for a port, or for an address of IPv6
-        parts = urlsplit(url)
-        if parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0:
-            return parts
-    raise ValueError(f"url: expected {ADDRESS}, got {url!r}")
-
-
 class Wires:
     """Connections to the service at `url`, opened when needed. Closed ones raise CannotConnect."""
 
     def __init__(self, url: str, clock: Clock, bounds: Bounds, authorization: str = "") -> None:
         """Raises ValueError as `address_of` does."""
-        parts = address_of(url)
-        assert parts.hostname is not None, "an address has one"
-        self._host, self._ssl = parts.hostname, ssl.create_default_context() if parts.scheme == "https" else None
-        self._port = parts.port or (443 if self._ssl else 80)
-        self._base = parts.path.rstrip("/")
-        fixed = {"Host": parts.netloc.rpartition("@")[2]}
+        address = address_of(url)
+        self._host, self._port, self._base = address.host, address.port, address.base
+        self._ssl = ssl.create_default_context() if address.secure else None
+        fixed = {"Host": address.named}
         if authorization:
             fixed["Authorization"] = authorization
         self._fixed = _lines(fixed.items())

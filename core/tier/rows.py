@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpond.core.errors import Internal
+from millpond.core.ranges import split
 from millpond.core.schema import PAYLOAD_COLUMNS, TIER_SCHEMA, TIMESTAMP, message_schema
 
 _ROW_BYTES = 24  # queue, offset, store and born timestamp of one row
@@ -103,6 +104,15 @@ def row_bytes(table: pa.Table) -> npt.NDArray[np.int64]:
         elif name == "properties":
             sizes += np.concatenate([_map_bytes(chunk) for chunk in column.chunks])
     return sizes
+
+
+def cut(batch: pa.RecordBatch, most_bytes: int, most_rows: int) -> list[pa.RecordBatch]:
+    """`batch`, with columns as in `row_bytes`, in slices of at most so much, or one row, and of so many rows."""
+    return [
+        batch.slice(row, min(most_rows, end - row))
+        for start, end in split(row_bytes(pa.Table.from_batches([batch])), most_bytes)
+        for row in range(start, end, most_rows)
+    ]
 
 
 def _map_bytes(maps: pa.MapArray) -> npt.NDArray[np.int64]:

@@ -85,10 +85,9 @@ async def _begin(parts: Parts, topic: TopicInfo, group: GroupInfo) -> None:
 
     async def begin(store: str, queues: Sequence[QueueInfo]) -> None:
         refs = [queue_ref(topic, queue) for queue in queues]
+        request = SeekRequest(group_ref(topic, group), [], [], "begin", dry_run=False, start=group.start, others=refs)
         with suppress(MillpondError):
-            await parts.stores.group(store).seek(
-                SeekRequest(group_ref(topic, group), [], [], "begin", dry_run=False, start=group.start, others=refs)
-            )
+            await parts.stores.group(store).seek(request)
 
     await asyncio.gather(*(begin(store, queues) for store, queues in by_store(topic.queues).items()))
 
