@@ -261,6 +261,10 @@ class MetadataClient(Protocol):
 
     async def groups(self, topic_id: int) -> list[GroupInfo]: ...
 
+    async def living_groups(self, group_ids: list[int]) -> list[int]:
+        """Those of these ids whose group is there, in any order."""
+        ...
+
     async def delete_group(self, topic_id: int, name: str) -> GroupInfo: ...
 
     async def changes(self, since: int, wait_ms: int) -> Changes:

@@ -17,7 +17,7 @@ from millpond.core.names import check_name
 from millpond.metadata.catalog import topic_by_id, touch
 from millpond.metadata.client import GroupInfo
 from millpond.metadata.head import bury, lock, raise_version
-from millpond.metadata.tables import GROUPS
+from millpond.metadata.tables import GROUPS, in_lists
 
 Start = Literal["earliest", "latest"]
 _COLUMNS = [GROUPS.c[name] for name in GroupInfo.__struct_fields__]
@@ -117,6 +117,14 @@ def groups(connection: Connection, topic_id: int) -> list[GroupInfo]:
     """All of a topic, by name."""
     topic_by_id(connection, topic_id)
     return sorted(load_groups(connection, GROUPS.c.topic_id == topic_id), key=lambda info: info.name)
+
+
+def living_groups(connection: Connection, group_ids: list[int]) -> list[int]:
+    """Those of these ids whose group is there."""
+    found: list[int] = []
+    for ids in in_lists(group_ids):
+        found += connection.execute(select(GROUPS.c.group_id).where(GROUPS.c.group_id.in_(ids))).scalars()
+    return found
 
 
 def load_groups(connection: Connection, condition: ColumnElement[bool]) -> list[GroupInfo]:

@@ -168,6 +168,9 @@ class LocalMetadata:
     async def groups(self, topic_id: int) -> list[GroupInfo]:
         return await self._read(lambda c: groups.groups(c, topic_id))
 
+    async def living_groups(self, group_ids: list[int]) -> list[int]:
+        return await self._read(lambda c: groups.living_groups(c, group_ids))
+
     async def delete_group(self, topic_id: int, name: str) -> GroupInfo:
         return await self._change(lambda c: groups.delete_group(c, topic_id, name))
 

@@ -433,15 +433,24 @@ class Delivery:
     async def lag(self, request: LagRequest) -> LagResult:
         return await self._moves.lag(request)
 
+    def groups(self) -> list[GroupRef]:
+        """Those that have begun here."""
+        return [group.ref for group in self._groups]
+
     async def delete_group(self, group: GroupRef) -> None:
         """Idempotent. Receives that wait end with NotFound(group_not_found)."""
+        if self.drop_group(group):
+            await self._log.state_flushed()
+
+    def drop_group(self, group: GroupRef) -> bool:
+        """Delete it; it may be there again after a crash. Whether it was there."""
         known = self._groups.get(group.group_id)
         if known is None:
-            return
+            return False
         self._forget(known, _group_gone(group))
         self._cursors.delete_group(group)
         self._log.state_changed()
-        await self._log.state_flushed()
+        return True
 
     def drop_topic(self, topic_id: int) -> None:
         """Its queues are gone, and the cursors in them. Receives that wait end with NotFound(topic_not_found)."""

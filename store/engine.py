@@ -187,6 +187,7 @@ class Engine:
             self.reader,
             self.reads,
             self.checkpoints,
+            self.delivery,
             self._metadata,
             self.sealer.seal_topic,
             config.local_bytes,

@@ -21,8 +21,9 @@ from millpond.core.errors import BelowLocal, Internal, MillpondError
 from millpond.core.frame import unpack_sidecar
 from millpond.metadata.client import MetadataClient, TopicSettings
 from millpond.store.checkpoint import Checkpoints
-from millpond.store.client import TimeRequest
+from millpond.store.client import GroupRef, TimeRequest
 from millpond.store.commitlog import Segment
+from millpond.store.delivery import Delivery
 from millpond.store.directory import FrameSpot
 from millpond.store.fold.queues import QueueState
 from millpond.store.housekeeping import Housekeeping
@@ -48,6 +49,7 @@ class Retention:
         reader: FrameReader,
         reads: Reads,
         checkpoints: Checkpoints,
+        delivery: Delivery,
         metadata: MetadataClient,
         seal: Callable[[int], Awaitable[object]],
         local_bytes: int,
@@ -57,6 +59,7 @@ class Retention:
         self._reader = reader
         self._reads = reads
         self._checkpoints = checkpoints
+        self._delivery = delivery
         self._metadata = metadata
         self._seal = seal
         self._local_bytes = local_bytes
@@ -178,7 +181,9 @@ class Retention:
 
     async def trim(self) -> None:
         """Advance the `start_offset` of every queue whose topic keeps messages for a time or a size. Drop the queues of
-        topics that were deleted: the store may have been away then, or a proxy that had not heard of it was late."""
+        topics, and the cursors of groups, that were deleted: the store may have been away then, or a proxy that had not
+        heard of it was late."""
+        groups = self._delivery.groups()  # before metadata is asked: what is not there then was there before
         settings = await self._metadata.topic_settings(self._tail.fold.queues.topic_ids())
         for topic_id, of_topic in settings.items():
             if of_topic is None:
@@ -197,6 +202,15 @@ class Retention:
                 if start > queue.start_offset:
                     self._tail.trim_queue(queue.ref.queue_id, start)
                     self._writer.wake()
+        await self._drop_groups([group for group in groups if settings.get(group.topic_id) is not None])
+
+    async def _drop_groups(self, groups: list[GroupRef]) -> None:
+        """Those of these that were deleted. Their topics are there: of others, metadata would not know them either."""
+        living = set(await self._metadata.living_groups([group.group_id for group in groups]))
+        for group in groups:
+            if group.group_id not in living:
+                _log.info("group %d was deleted: its cursors are dropped", group.group_id)
+                self._delivery.drop_group(group)
 
     async def _start(self, queue: QueueState, settings: TopicSettings) -> int:
         start = queue.start_offset

@@ -22,7 +22,7 @@ from millpond.proxy import tags
 from millpond.proxy.grants import group_ref
 from millpond.proxy.parts import Parts, ProxyCall
 from millpond.proxy.queue_lists import queue_ref
-from millpond.proxy.routes.topics import stores_of, topic_of
+from millpond.proxy.routes.topics import forget, topic_of
 from millpond.proxy.times import by_store
 from millpond.store.client import SeekRequest
 
@@ -120,7 +120,7 @@ async def delete_group(call: ProxyCall) -> web.StreamResponse:
     group = await call.parts.metadata.delete_group(topic.topic_id, name)
     call.parts.catalog.drop_group(group)
     ref = group_ref(topic, group)
-    await asyncio.gather(*(store.delete_group(ref) for store in stores_of(call.parts, topic)))
+    await forget(call.parts, topic, f"group {name} of topic {topic.name}", lambda store: store.delete_group(ref))
     return empty()
 
 

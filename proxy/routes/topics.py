@@ -6,7 +6,8 @@ import asyncio
 import base64
 import binascii
 import logging
-from typing import Literal
+from collections.abc import Callable, Coroutine
+from typing import Any, Literal
 
 import msgspec
 from aiohttp import web
@@ -135,21 +136,13 @@ async def patch_topic(call: ProxyCall) -> web.StreamResponse:
 
 
 async def delete_topic(call: ProxyCall) -> web.StreamResponse:
-    """Metadata first: the name is free and nobody finds the topic; then the stores forget its queues. One that cannot
-    do so now finds out for itself, within a minute."""
+    """Metadata first: the name is free and nobody finds the topic; then the stores forget its queues."""
     name = check_name("topic", call.params["topic"])
     parts = call.parts
     topic = await parts.metadata.delete_topic(call.principal.tenant, name)
     parts.catalog.drop_topic(topic.topic_id)
-    await asyncio.gather(*(_forget(parts, group, topic) for group in _store_groups(topic)))
+    await forget(parts, topic, f"topic {topic.name}", lambda store: store.delete_topic(topic.topic_id))
     return empty()
-
-
-async def _forget(parts: Parts, store_group: str, topic: TopicInfo) -> None:
-    try:
-        await parts.stores.group(store_group).delete_topic(topic.topic_id)
-    except MillpondError as error:
-        _log.warning("topic %s is deleted; store group %s has not heard of it: %s", topic.name, store_group, error)
 
 
 async def list_topics(call: ProxyCall) -> web.StreamResponse:
@@ -180,6 +173,21 @@ async def topic_of(call: ProxyCall) -> TopicInfo:
 
 def _store_groups(topic: TopicInfo) -> list[str]:
     return sorted({span.store_group for queue in topic.queues for span in queue.spans})
+
+
+async def forget(
+    parts: Parts, topic: TopicInfo, what: str, call: Callable[[StoreClient], Coroutine[Any, Any, None]]
+) -> None:
+    """Tell each store of a topic, by `call`, that `what` is deleted. One that cannot hear of it now finds out for
+    itself, within a minute."""
+
+    async def tell(store_group: str) -> None:
+        try:
+            await call(parts.stores.group(store_group))
+        except MillpondError as error:
+            _log.warning("%s is deleted; store group %s has not heard of it: %s", what, store_group, error)
+
+    await asyncio.gather(*map(tell, _store_groups(topic)))
 
 
 def stores_of(parts: Parts, topic: TopicInfo) -> list[StoreClient]:

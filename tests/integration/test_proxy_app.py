@@ -27,6 +27,8 @@ from millpond.metadata.remote import RemoteMetadata
 from millpond.proxy.app import Proxy
 from millpond.proxy.catalog import OPEN_PRINCIPAL
 from millpond.store import server as store_server
+from millpond.store.client import GroupRef
+from millpond.store.delivery import Delivery
 from millpond.store.local import LocalStore
 from millpond.store.remote import RemoteStore
 from millpond.store.tail import Tail
@@ -213,6 +215,25 @@ async def test_a_topic_is_deleted_while_its_store_cannot_be_told(world: World, m
     assert len(engine.fold.queues) == 1
     await engine.retention.trim()
     assert len(engine.fold.queues) == 0
+
+
+async def test_a_group_is_deleted_while_its_store_cannot_be_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For clients it is gone at once, and the store finds out for itself."""
+    await world.call("PUT", "/v1/topics/orders", {"queues": 1})
+    path = "/v1/topics/orders/groups/g"
+    assert (await world.call("PUT", path, {}))[0] == 201
+
+    def away(_delivery: Delivery, _group: GroupRef) -> None:
+        raise Unavailable("shutting_down", "the store is shutting down")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Delivery, "delete_group", away)
+        assert (await world.call("DELETE", path))[0] == 204
+    assert (await world.call("DELETE", path))[1]["code"] == "group_not_found"
+    engine = world.store.engine
+    assert len(engine.fold.cursors) == 1
+    await engine.retention.trim()
+    assert len(engine.fold.cursors) == 0
 
 
 async def test_history_is_planned_from_what_was_sealed(world: World) -> None:

@@ -41,6 +41,7 @@ class StoreMetadata:
         self.epoch = 0
         self.settings: dict[int, TopicSettings | None] = {}  # None: deleted
         self.tiered: dict[int, int] = {}
+        self.deleted_groups: set[int] = set()
 
     async def register_store(self, store_group: str, node_id: str, address: str) -> StoreInfo:
         self.epoch += 1
@@ -51,6 +52,9 @@ class StoreMetadata:
 
     async def topic_settings(self, topic_ids: list[int]) -> dict[int, TopicSettings | None]:
         return {topic_id: self.settings[topic_id] for topic_id in topic_ids if topic_id in self.settings}
+
+    async def living_groups(self, group_ids: list[int]) -> list[int]:
+        return [group_id for group_id in group_ids if group_id not in self.deleted_groups]
 
     async def topic_by_id(self, topic_id: int) -> TopicInfo:
         raise NotFound("topic_not_found", f"no topic {topic_id}")

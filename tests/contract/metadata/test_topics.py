@@ -230,6 +230,18 @@ async def test_group_ids_are_not_reused(metadata: MetadataClient) -> None:
     assert second.group_id > first.group_id
 
 
+async def test_groups_that_are_there(metadata: MetadataClient) -> None:
+    """One call answers for more groups than one statement takes; neither deleted ones nor those of deleted topics."""
+    orders, other = [(await metadata.put_topic("default", name, SETTINGS))[0].topic_id for name in ("orders", "other")]
+    made = [(orders, "a"), (orders, "b"), (other, "c"), (orders, "d")]
+    ids = [(await metadata.put_group(topic_id, name, "latest", None, 100))[0].group_id for topic_id, name in made]
+    await metadata.delete_group(orders, "b")
+    await metadata.delete_topic("default", "other")
+    unknown = list(range(10**6, 10**6 + 2 * IN_LIST))
+    assert sorted(await metadata.living_groups([*ids[:2], *unknown, *ids[2:]])) == [ids[0], ids[3]]
+    assert await metadata.living_groups([]) == []
+
+
 async def test_the_database_refuses_a_second_living_topic_of_a_name(pond: Pond) -> None:
     """Whoever writes it; one that is deleted does not stand in the way."""
     await pond.metadata.put_topic("default", "orders", SETTINGS)

@@ -1,4 +1,4 @@
-"""Topics that are deleted while they are used, or while the store is away."""
+"""Topics and groups that are deleted while they are used, or while the store is away."""
 
 from __future__ import annotations
 
@@ -89,4 +89,33 @@ async def test_topics_that_were_deleted_while_the_store_was_away(tmp_path: Path)
     metadata.settings = {1: None}
     store = await open_store(disk, metadata, tmp_path)
     assert list(store.engine.fold.queues) == []
+    await store.close()
+
+
+async def test_groups_that_were_deleted_while_the_store_was_away(tmp_path: Path) -> None:
+    """A round of retention drops them, for good, and whoever waits is told; no other, nor one of a topic that metadata
+    never had."""
+    disk, metadata = MemoryDisk(), StoreMetadata()
+    store = await open_store(disk, metadata, tmp_path)
+    foreign = QueueRef(1, 2, 7, 0)
+    await append(store, messages([b"a"]), msgspec.structs.replace(messages([b"b"]), queue=foreign))
+    asked = ReceiveRequest(GroupRef(1, 1, 5), [queue()], "latest", 10, 1 << 20, 30_000)
+    kept = msgspec.structs.replace(asked, group=GroupRef(1, 1, 6))
+    of_foreign = ReceiveRequest(GroupRef(1, 2, 8), [foreign], "latest", 10, 1 << 20, 30_000)
+    for request in (asked, kept, of_foreign):
+        await store.receive(request)
+    metadata.settings = {1: TopicSettings(queues=1)}
+    metadata.deleted_groups = {5, 8}
+    async with asyncio.timeout(10):
+        waiting = asyncio.create_task(store.receive(msgspec.structs.replace(asked, wait_ms=30_000)))
+        await turns()
+        assert store.engine.delivery.waiting == 1
+        await store.engine.retention.trim()
+        with pytest.raises(NotFound) as error:
+            await waiting
+    assert error.value.code == "group_not_found"
+    for _ in range(2):
+        assert sorted(group.group_id for group in store.engine.delivery.groups()) == [6, 8]
+        await store.close()
+        store = await open_store(disk, metadata, tmp_path)
     await store.close()
