@@ -69,7 +69,7 @@ class Consumer:
     `tag` is the group's filter and `start` where a new group begins; both matter when the group is created, which is
     when the consumer is started: what is sent from then on, it gets. `prefetch` bounds the messages fetched ahead;
     without it they are 2,000, or what the program handles in a quarter of a second when that is more. A handler may
-    take long: leases are extended, for 12 h at most.
+    take long: leases are extended, for 12 h at most. When the group is deleted, the consumer ends with NotFound.
     """
 
     def __init__(
@@ -253,6 +253,7 @@ class Consumer:
             "wait_ms": self._wait_ms,
             "lease_ms": self._lease_ms,
             "attempt_id": self._connection.random.bytes(12).hex(),
+            "create": False,  # one that was deleted would begin anew, without its filter
         }
         return await self._connection.call(
             "POST", self._path, msgspec.json.encode(asked), accept=ARROW, repeatable=True,

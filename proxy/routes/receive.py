@@ -44,7 +44,8 @@ class TagSelection(Input, frozen=True):
 
 class ReceiveBody(Input, frozen=True):
     """`filter` and `start` matter to a group that this receive creates; one that is there keeps its own, and another
-    filter is 409 filter_differs. `attempt_id`: a repeat within a minute gets the same leases."""
+    filter is 409 filter_differs. With `create` false none is created: 404 group_not_found. `attempt_id`: a repeat
+    within a minute gets the same leases."""
 
     max_messages: int = 1
     wait_ms: int = 0
@@ -53,6 +54,7 @@ class ReceiveBody(Input, frozen=True):
     max_bytes: int = RECEIVE_BYTES
     attempt_id: str | None = None
     start: Literal["earliest", "latest"] = "latest"
+    create: bool = True
 
 
 class ReceiveAnswer(msgspec.Struct, frozen=True):
@@ -155,10 +157,12 @@ async def _serve(parts: Parts, media_type: str, started: dict[str, Any], receive
 async def _group(
     call: ProxyCall, topic: TopicInfo, body: ReceiveBody, named: tags.TagFilter | None
 ) -> tuple[GroupInfo, bool]:
-    """The group, made when it is not there. Raises Conflict(filter_differs) when another filter is named."""
+    """The group, made when it is not there and may be. Raises NotFound(group_not_found), Conflict(filter_differs) when
+    another filter is named."""
     name = check_name("group", call.params["group"])
     filter_tag = None if named is None else named.text
-    group, created = await call.parts.catalog.group(topic, name, create=body.start, filter_tag=filter_tag)
+    start = body.start if body.create else None
+    group, created = await call.parts.catalog.group(topic, name, create=start, filter_tag=filter_tag)
     if body.filter is not None and tags.parse(group.filter_tag) != named:
         shown = "every message" if group.filter_tag is None else repr(group.filter_tag)
         raise Conflict("filter_differs", f"group {name!r} has another filter: {shown}", filter_tag=group.filter_tag)

@@ -87,6 +87,16 @@ async def test_a_group_sees_only_its_tags(http: Http, wide: str) -> None:
     assert (await http.lag(wide, "g"))["total"] == 0
 
 
+async def test_a_group_that_is_not_to_be_made(http: Http, topic: str) -> None:
+    """`create` false: it is not there afterwards either; one that is there serves as ever."""
+    await http.sent(topic, "1")
+    for wait_ms in (0, 1_000):
+        (await http.receive_answer(topic, "g", create=False, wait_ms=wait_ms)).refused(404, "group_not_found")
+    (await http.get(f"/v1/topics/{topic}/groups/g")).refused(404, "group_not_found")
+    (await http.call("PUT", f"/v1/topics/{topic}/groups/g", {"start": "earliest"})).ok(201)
+    assert bodies(await http.leased(topic, "g", create=False)) == ["1"]
+
+
 async def test_a_group_has_one_filter(http: Http, topic: str) -> None:
     """A receive that names another one is told so and takes nothing; the same in other words is the same."""
     await http.sent(topic, {"body": "1", "tag": "a"})

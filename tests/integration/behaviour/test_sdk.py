@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from integration.behaviour.world import Http, Service
+from integration.behaviour.world import PATIENCE_SECONDS, Http, Service, until
 
 from millpond.client import Connection, Consumer, Groups, MillpondError, Producer, Reader, Topics
 from millpond.core.errors import NotFound
@@ -37,6 +37,25 @@ async def test_a_consumer_that_closes_gives_back(service: Service, http: Http, t
         assert await first.ack() == "ok"
     rest = await http.leased(topic, "g", wait_ms=5_000)
     assert sorted(one["offset"] for one in rest) == list(range(1, 20))
+
+
+async def test_a_consumer_whose_group_is_deleted_ends(service: Service, http: Http, topic: str) -> None:
+    """Also between two receives; it does not make the group anew, without its filter and behind what was sent."""
+    async with Consumer(topic, "g", url=service.url, start="earliest", tag="a", prefetch=1) as consumer:
+        await http.sent(topic, {"body": "1", "tag": "a"}, {"body": "2", "tag": "a"}, {"body": "3", "tag": "a"})
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await anext(consumer)
+
+            async def asks_for_no_more() -> bool:  # one is in hand, the next is fetched
+                return bool((await http.lag(topic, "g"))["queues"][0]["in_flight"] == 2)
+
+            await until(asks_for_no_more)
+            (await http.call("DELETE", f"/v1/topics/{topic}/groups/g")).ok(204)
+            await anext(consumer)
+            with pytest.raises(NotFound) as caught:
+                await anext(consumer)
+    assert caught.value.code == "group_not_found"
+    (await http.get(f"/v1/topics/{topic}/groups/g")).refused(404, "group_not_found")
 
 
 async def test_a_reader_walks_a_queue(service: Service, http: Http, topic: str) -> None:
