@@ -52,6 +52,7 @@ class Settler:
         self._connection = connection
         self._path = path_of("topics", topic, "groups", group, "messages", "ack")
         self._next = _Call()
+        self._under_way = _Call()
         self._wake = asyncio.Event()
         self._urgent = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -133,8 +134,8 @@ class Settler:
             if self._next.empty:
                 continue
             await self._gather()
-            call, self._next = self._next, _Call()
-            await self._send(call)
+            self._under_way, self._next = self._next, _Call()
+            await self._send(self._under_way)
 
     async def _gather(self) -> None:
         """Let automatic acks gather, unless somebody waits."""
@@ -188,7 +189,7 @@ class Settler:
         self._task = None
         if task.cancelled() or task.exception() is not None:
             log.error("the settler died", exc_info=None if task.cancelled() else task.exception())
-            for _, _, waiter in self._next.items:
+            for _, _, waiter in (*self._under_way.items, *self._next.items):
                 if waiter is not None and not waiter.done():
                     waiter.set_exception(Closed("the consumer's settler died"))
 

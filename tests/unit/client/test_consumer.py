@@ -11,7 +11,7 @@ import pytest
 from millpond.client import consumer as consumer_module
 from millpond.client.connection import Connection
 from millpond.client.consumer import MANY_BYTES, Ahead, Consumer
-from millpond.client.errors import UnknownProblem
+from millpond.client.errors import Closed, UnknownProblem
 from millpond.client.received import LARGE_BYTES, numbers
 from millpond.client.settler import joined, ranges
 from millpond.core import limits
@@ -412,3 +412,27 @@ def test_quick_programs_are_fetched_ahead_for(seconds: float, messages: int) -> 
         one.begins(2_000, 50.0)
         one.handled(50.0 + seconds)
     assert (ahead.messages, fixed.messages) == (messages, 7)
+
+
+async def test_a_settler_that_dies_leaves_nobody_waiting(
+    service: FakeService, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither who waits for the call under way, nor who waits for the next one."""
+    service.receives.append(one_receipt("T", 0, 2))
+    called, go_on = asyncio.Event(), asyncio.Event()
+
+    async def broken(*_: Any, **__: Any) -> Any:
+        called.set()
+        await go_on.wait()
+        raise RuntimeError("not what a call raises")
+
+    async with Consumer("t", "g", connection=connection, prefetch=2) as consumer, asyncio.timeout(10):
+        first, second = (await consumer._next_batch()).messages()
+        with monkeypatch.context() as patch:
+            patch.setattr(consumer._settler, "_post", broken)
+            acks = [asyncio.create_task(first.ack())]
+            await called.wait()
+            acks.append(asyncio.create_task(second.ack()))
+            await asyncio.sleep(0)
+            go_on.set()
+            assert [type(found) for found in await asyncio.gather(*acks, return_exceptions=True)] == [Closed, Closed]
