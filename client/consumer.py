@@ -86,7 +86,7 @@ class Consumer:
         lease_ms: int = limits.LEASE_MS,
         wait_ms: int = 20_000,
         receive_bytes: int = limits.RECEIVE_BYTES,
-        retry_seconds: float = 120.0,
+        retry_seconds: float = limits.CLIENT_RETRY_SECONDS,
     ) -> None:
         if prefetch is not None and prefetch < 1:
             raise BadRequest.field("prefetch", "at least 1", prefetch)

@@ -56,11 +56,13 @@ class Reader:
         max_bytes: int = limits.RECEIVE_BYTES,
         wait_ms: int = 0,
         tag: str | None = None,
+        retry_seconds: float | None = None,
     ) -> Page:
         """From `offset`, from the first message at `time_ms`, or the last `tail` ones; the start when none is given. Up
         to `limit` messages and about `max_bytes`: there may be more behind a page that has less.
 
-        At the end it waits up to `wait_ms` for a message. Raises OffsetExpired, OffsetOutOfRange.
+        At the end it waits up to `wait_ms` for a message. It is tried for `retry_seconds`, or as long as the connection
+        tries any call. Raises OffsetExpired, OffsetOutOfRange.
         """
         if offset is None and time_ms is None and tail is None:
             time_ms, clock = 0, "store"  # the first that is kept, whatever its offset
@@ -75,8 +77,9 @@ class Reader:
             "filter": tag,
         }
         answer = await self._connection.call(
-            "GET", self._path, accept=ARROW, params=params, timeout_seconds=30 + wait_ms / 1000
-        )
+            "GET", self._path, accept=ARROW, params=params, timeout_seconds=30 + wait_ms / 1000,
+            retry_seconds=retry_seconds,
+        )  # fmt: skip
         try:
             table = pa.ipc.open_stream(answer.body).read_all()
             beside = beside_of(table)
@@ -95,14 +98,15 @@ class Reader:
         max_bytes: int = limits.RECEIVE_BYTES,
         tag: str | None = None,
         follow: bool = False,
+        retry_seconds: float | None = None,
     ) -> AsyncIterator[Page]:
         """Page after page up to the end, or for ever with `follow`. Empty pages are left out. While one is handled the
-        next is on its way."""
+        next is on its way. `retry_seconds` is for those behind the first."""
         read = partial(self.read, limit=limit, max_bytes=max_bytes, tag=tag)
         wait_ms = limits.WAIT_MS // 2 if follow else 0
         page = await read(offset=offset, time_ms=time_ms, tail=tail, clock=clock)
         while page.next_offset < page.end_offset or follow:
-            ahead = asyncio.ensure_future(read(offset=page.next_offset, wait_ms=wait_ms))
+            ahead = asyncio.ensure_future(read(offset=page.next_offset, wait_ms=wait_ms, retry_seconds=retry_seconds))
             try:
                 await asyncio.sleep(0)  # the request goes out before a handler may keep the loop
                 if page.messages.num_rows:

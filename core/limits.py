@@ -155,6 +155,7 @@ CLIENT_IDLE_SECONDS = 60  # below the service's IDLE_SECONDS, so that it is not 
 CLIENT_HEAD_BYTES = 64 * KIB  # the head of one answer, also between parts; small answers stand behind it
 CLIENT_ANSWER_BYTES = 256 * MIB  # the largest answer believed; receives and reads are bounded far below
 CLIENT_RETRY_AFTER_SECONDS = 60  # what a Retry-After may ask of a client at most
+CLIENT_RETRY_SECONDS = 120  # default of a consumer, and of who follows a queue: a service that restarts comes back
 CLIENT_BATCH_BYTES = 1 * MIB  # default of a producer's batches: large enough that a request's cost vanishes
 CLIENT_BATCHES_AT_ONCE = 4  # what waited while a request was in flight goes with the next: at most so much at once
 CLIENT_BUFFER_BYTES = 64 * MIB  # default of a producer: taken and not yet answered

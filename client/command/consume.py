@@ -94,7 +94,8 @@ def tail(
         async def of_queue(number: int) -> None:
             reader = Reader(connection, topic, number)
             begin: dict[str, Any] = {"tail": last} if at is None else {"time_ms": at, "clock": clock}
-            async for page in reader.pages(**begin, tag=tag, follow=follow):
+            retry_seconds = limits.CLIENT_RETRY_SECONDS if follow else None
+            async for page in reader.pages(**begin, tag=tag, follow=follow, retry_seconds=retry_seconds):
                 async with lock:
                     for one in page_out(topic, page):
                         _print_message(one, machine)

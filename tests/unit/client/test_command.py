@@ -161,6 +161,21 @@ async def test_tail_says_what_ended_it(service: FakeService) -> None:
     assert (result.exit_code, json.loads(result.stdout)["code"]) == (exits.REFUSED, "offset_expired")
 
 
+async def test_tail_waits_for_a_service_that_it_follows(service: FakeService, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Longer than who asks once. The first answer is not waited for."""
+    monkeypatch.setattr("millpond.client.command.session.RETRY_SECONDS", 0.0)
+    ends = {"start_offset": 0, "next_offset": 1, "end_offset": 1}
+    page = arrow_answer([{"queue": 0, "offset": 0, "body": b"one"}], ends)
+    away, expired = problem(503, "store_unavailable", "away"), problem(410, "offset_expired", "expired")
+    service.faults += [lambda _: page, lambda _: away, lambda _: expired]
+    result = await invoke("tail", "t", "--queue", "0", "--follow", "--json")
+    printed, failure = map(json.loads, result.stdout.splitlines())
+    assert (printed["body"], failure["code"]) == ("one", "offset_expired")
+    service.faults.append(lambda _: problem(503, "store_unavailable", "away"))
+    result = await invoke("tail", "t", "--queue", "0", "--follow", "--json")
+    assert json.loads(result.stdout)["code"] == "store_unavailable"
+
+
 @pytest.mark.parametrize(
     ("status", "code", "exit_code"),
     [(404, "topic_not_found", 4), (403, "forbidden", 5), (400, "invalid_request", 5), (500, "internal", 1)],

@@ -25,14 +25,18 @@ class Queue:
 
     def __init__(self) -> None:
         self.asked: list[dict[str, Any]] = []
+        self.retry_seconds: list[float | None] = []
         self.arrived = asyncio.Event()  # set by every request
         self.open = asyncio.Event()  # requests beyond the first wait for it
         self.open.set()
         self.fail_at: int | None = None
         self.cancelled = 0
 
-    async def call(self, method: str, path: str, *, params: dict[str, Any], **_: Any) -> Answer:
+    async def call(
+        self, method: str, path: str, *, params: dict[str, Any], retry_seconds: float | None, **_: Any
+    ) -> Answer:
         self.asked.append(params)
+        self.retry_seconds.append(retry_seconds)
         self.arrived.set()
         if len(self.asked) > 1:
             try:
@@ -85,6 +89,14 @@ async def test_the_next_page_is_on_its_way_while_one_is_handled(queue: Queue, re
     pages = reader.pages(offset=0)
     await anext(pages)
     assert [asked["offset"] for asked in queue.asked] == [0, PAGE]
+    await pages.aclose()  # type: ignore[attr-defined]  # it is a generator
+
+
+async def test_pages_behind_the_first_are_tried_for_as_long_as_is_said(queue: Queue, reader: Reader) -> None:
+    """The first, as any call of its connection."""
+    pages = reader.pages(offset=0, retry_seconds=7.0)
+    await anext(pages)
+    assert queue.retry_seconds == [None, 7.0]
     await pages.aclose()  # type: ignore[attr-defined]  # it is a generator
 
 
