@@ -10,8 +10,9 @@ from __future__ import annotations
 from aiohttp import web
 
 from millpond.core.errors import Forbidden, StartupError
+from millpond.core.http.prompt import Headed
 from millpond.core.http.routing import Scope
-from millpond.core.http.server import Headed, is_loopback
+from millpond.core.http.server import is_loopback
 from millpond.metadata.client import Principal
 from millpond.proxy.catalog import Catalog
 

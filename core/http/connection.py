@@ -29,9 +29,10 @@ from aiohttp.web_protocol import MAX_MSG_QUEUE_SIZE, _ErrInfo
 from millpond.core import limits
 from millpond.core.errors import BadRequest, HeadersTooLarge, Internal, MillpondError, RequestTimeout, Unavailable
 from millpond.core.gathered import Buffer
+from millpond.core.http.again import Again, again_of
 from millpond.core.http.call import BodyPace
 from millpond.core.http.problem import problem_bytes, problem_headers, problem_response
-from millpond.core.http.prompt import PROMPT_BYTES, Prompt
+from millpond.core.http.prompt import PROMPT_BYTES, Headed, Prompt
 from millpond.core.http.routing import Found
 from millpond.core.http.straight import STRAIGHT_BYTES, STRAIGHT_BYTES_AT_ONCE, STRAIGHT_BYTES_MOST, StraightBody
 
@@ -40,6 +41,9 @@ LINGER_SECONDS = 2.0  # a refused body is read and thrown away so long, so that 
 READ_BYTES = 1 << 20  # of a body that aiohttp receives: it pauses the client at twice as much
 REFUSED_CONNECTIONS = 256  # beyond the cap: told why; beyond these: closed without a word
 REFUSED_SECONDS = 1.0  # a refused connection is told why after its first bytes, or after so long
+
+STRANGE_MOST = 8  # heads in a row that did not come again: then only one in ..
+STRANGE_EACH = 64  # .. is remembered
 
 _log = logging.getLogger("millpond.http")
 
@@ -62,7 +66,7 @@ class Prompts(Protocol):
         """The route and parameters of a request that may be answered promptly."""
         ...
 
-    def begin(self, found: Found, message: RawRequestMessage, body: bytes) -> Prompt | None: ...
+    def begin(self, found: Found, headed: Headed, body: bytes) -> Prompt | None: ...
 
     def answer(self, prompt: Prompt, future: asyncio.Future[Any]) -> list[Buffer]:
         """The whole answer, status line included."""
@@ -77,9 +81,9 @@ class Connection(web.RequestHandler):
     """`waiting`: the task of a long poll, cancelled when the client goes. `long_head`: the head just read exceeded
     its bound and came in one piece, so that only the dispatcher can refuse it."""
 
-    __slots__ = ("_at_hand", "_begun", "_bounds", "_head_bytes", "_head_since", "_held", "_prompting", "_prompts",
-                 "_refused", "_stall_bytes", "_stall_since", "_straight", "_watched", "long_head",
-                 "waiting")  # fmt: skip
+    __slots__ = ("_again", "_at_hand", "_begun", "_bounds", "_head_bytes", "_head_since", "_held", "_prompting",
+                 "_prompts", "_refused", "_stall_bytes", "_stall_since", "_straight", "_strange", "_watched",
+                 "long_head", "waiting")  # fmt: skip
 
     def __init__(
         self, manager: web.Server, bounds: Bounds, prompts: Prompts, watched: set[Connection], refused: bool
@@ -111,6 +115,8 @@ class Connection(web.RequestHandler):
         self._prompts = prompts
         self._prompting: Prompt | None = None  # the answer to a request is under way without a task
         self._held = b""  # what came meanwhile
+        self._again: Again | None = None  # the head of the last request, when that was answered so
+        self._strange = 0  # of those answered so, how many had another head than the one before
         self._watched = watched
         self.long_head = False
         self.waiting: asyncio.Task[object] | None = None
@@ -142,6 +148,10 @@ class Connection(web.RequestHandler):
         if self._prompting is not None:
             self._hold(data)
             return
+        if self._again is not None:
+            if self._go_again(self._again, data):
+                return
+            self._again = None
         waiter = self._waiter
         idle = not self._messages and self._current_request is None if waiter is None else not waiter.done()
         if data and idle:  # without data, a body that is being read calls
@@ -198,13 +208,33 @@ class Connection(web.RequestHandler):
             self._at_hand = (content, body)
             return False
         self._messages.popleft()
-        assert self._parser is not None and self._manager is not None
+        assert self._parser is not None
         self._parser.message_consumed()
+        self._under_way(prompt)
+        self._strange += 1
+        if not self._head_bytes and (self._strange <= STRANGE_MOST or not self._strange % STRANGE_EACH):
+            self._again = again_of(found, message, data, body)
+        return True
+
+    def _go_again(self, again: Again, data: bytes) -> bool:
+        """Answer a request with the last one's head, if `data` is one. The parser is between two requests: it has seen
+        all of that last one, and nothing since."""
+        body = again.body_of(data)
+        if body is None or self._paused or self._close or self._force_close:
+            return False
+        prompt = self._prompts.begin(again.found, again, body)
+        if prompt is None:
+            return False
+        self._strange = 0
+        self._under_way(prompt)
+        return True
+
+    def _under_way(self, prompt: Prompt) -> None:
+        assert self._manager is not None
         self._manager.requests_count += 1
         self._keepalive = True
         self._prompting = prompt
         prompt.future.add_done_callback(partial(self._answer_promptly, prompt))
-        return True
 
     def _answer_promptly(self, prompt: Prompt, future: asyncio.Future[Any]) -> None:
         self._prompting = None

@@ -13,12 +13,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, NamedTuple, TypeAlias
+from typing import Any, Generic, NamedTuple, Protocol, TypeAlias
 
 from millpond.core.gathered import Buffer
 from millpond.core.http.call import PartsT, Principal
 
 PROMPT_BYTES = 64 * 1024  # larger bodies are not read in one piece anyway
+
+
+class Headed(Protocol):
+    """A request, or its head alone."""
+
+    @property
+    def headers(self) -> Mapping[str, str]: ...
 
 
 class PromptCall(Generic[PartsT]):

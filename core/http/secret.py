@@ -15,8 +15,8 @@ from pathlib import Path
 from aiohttp import web
 
 from millpond.core.errors import Unauthenticated
+from millpond.core.http.prompt import Headed
 from millpond.core.http.routing import Scope
-from millpond.core.http.server import Headed
 
 SECRET_HEADER = "Millpond-Cluster-Secret"  # noqa: S105 - the header's name, not a secret
 SECRET_CHARS_LEAST = 32

@@ -15,7 +15,6 @@ import itertools
 import logging
 import resource
 from collections import Counter
-from collections.abc import Mapping
 from typing import Any, Protocol, cast
 
 from aiohttp import web
@@ -35,7 +34,7 @@ from millpond.core.http.connection import (
     raw_problem,
 )
 from millpond.core.http.problem import problem_response
-from millpond.core.http.prompt import Encoded, Prompt, PromptCall
+from millpond.core.http.prompt import Encoded, Headed, Prompt, PromptCall
 from millpond.core.http.routing import Found, Route, Router, Scope
 from millpond.core.http.whole import head, make_way
 from millpond.core.tasks import OnDeath, Tasks
@@ -45,13 +44,6 @@ DRAIN_SECONDS = 10.0  # requests under way may take so long to end when the list
 OTHER_FILES = 512  # file descriptors kept for everything that is not a client connection
 
 _log = logging.getLogger("millpond.http")
-
-
-class Headed(Protocol):
-    """A request, or its head alone."""
-
-    @property
-    def headers(self) -> Mapping[str, str]: ...
 
 
 class Gate(Protocol):
@@ -159,7 +151,7 @@ class HttpServer:
     # -- prompt answers ------------------------------------------------------------------------------------------
 
     def route_of(self, message: RawRequestMessage) -> Found | None:
-        if self._draining or message.method not in self._router.prompt_methods:
+        if message.method not in self._router.prompt_methods:
             return None
         try:
             found = self._router.find(message.method, message.path)
@@ -167,15 +159,17 @@ class HttpServer:
             return None
         return found if found[0].prompt is not None else None
 
-    def begin(self, found: Found, message: RawRequestMessage, body: bytes) -> Prompt | None:
+    def begin(self, found: Found, headed: Headed, body: bytes) -> Prompt | None:
         """Whatever fails here has changed nothing: the usual way finds it again, logs what is a bug, and answers."""
         route, params = found
         assert route.prompt is not None
+        if self._draining:
+            return None
         try:
-            principal = self._gate.known(message, route.scope)
+            principal = self._gate.known(headed, route.scope)
             if principal is None:
                 return None
-            prompt = route.prompt(PromptCall(message.headers, params, body, self._parts, principal))
+            prompt = route.prompt(PromptCall(headed.headers, params, body, self._parts, principal))
         except Exception:  # noqa: BLE001 - see above
             return None
         if prompt is not None:

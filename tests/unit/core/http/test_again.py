@@ -1,0 +1,257 @@
+"""Heads that come again: nothing is parsed for them, and nothing else is taken for one."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from millpond.core.http import again as again_module
+from millpond.core.http import connection as connection_module
+from millpond.core.http.again import HEAD_BYTES, Again
+from millpond.core.http.call import Call
+from millpond.core.http.connection import STRANGE_EACH, STRANGE_MOST
+from millpond.core.http.prompt import PROMPT_BYTES, Prompt, PromptCall
+from millpond.core.http.routing import Route
+
+from .conftest import OpenGate, Raw, Serve, Somebody, until
+
+
+class Echo:
+    """Answers with what it was sent: promptly, or the usual way a body that begins with `u`."""
+
+    def prompt(self, call: PromptCall[None]) -> Prompt | None:
+        if call.body.startswith(b"u"):
+            return None
+        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        future.set_result(self._told(call.params, call.headers.get("X-Name", "nobody"), call.body))
+        return Prompt(future, bytes, "text/plain")
+
+    async def usual(self, call: Call[None]) -> web.Response:
+        body = bytes(await call.body(1_000_000))
+        return web.Response(body=self._told(call.params, call.request.headers.get("X-Name", "nobody"), body))
+
+    @staticmethod
+    def _told(params: dict[str, str], name: str, body: bytes) -> bytes:
+        return f"{params['to']} {name} ".encode() + body
+
+    @property
+    def route(self) -> Route:
+        return Route(method="POST", path="/echo/{to}", handler=self.usual, prompt=self.prompt, scope="produce")
+
+
+def post(body: bytes, *headers: str, to: str = "a", length: str | None = None) -> bytes:
+    lines = "".join(f"{header}\r\n" for header in headers)
+    said = f"Content-Length: {len(body) if length is None else length}"
+    return f"POST /echo/{to} HTTP/1.1\r\nHost: h\r\n{said}\r\n{lines}\r\n".encode() + body
+
+
+@pytest.fixture
+def parsed(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """What was given to aiohttp."""
+    given: list[bytes] = []
+    usual = web.RequestHandler.data_received
+
+    def data_received(self: web.RequestHandler, data: bytes) -> None:
+        given.append(data)
+        usual(self, data)
+
+    monkeypatch.setattr(web.RequestHandler, "data_received", data_received)
+    return given
+
+
+async def asked(raw: Raw, data: bytes) -> bytes:
+    await raw.send(data)
+    return (await raw.answer())[2]
+
+
+async def test_a_head_that_comes_again_is_not_parsed(serve: Serve, parsed: list[bytes]) -> None:
+    """Whatever the body and its length; another head is, and then that one may come again."""
+    server = await serve([Echo().route])
+    raw = await Raw.open(server)
+    for body in (b"one", b"three", b"", b"x" * 10_000):
+        assert await asked(raw, post(body)) == b"a nobody " + body
+    assert parsed == [post(b"one")]
+    for body in (b"one", b"two"):
+        assert await asked(raw, post(body, "X-Name: n", to="b")) == b"b n " + body
+    assert parsed[1:] == [post(b"one", "X-Name: n", to="b")]
+    assert server.requests[200] == 6
+    await raw.close()
+
+
+async def test_what_cannot_be_answered_so_goes_the_usual_way(serve: Serve, parsed: list[bytes]) -> None:
+    """With its body, and what follows is answered as ever."""
+    raw = await Raw.open(await serve([Echo().route]))
+    for body in (b"one", b"usual", b"two", b"three"):
+        assert await asked(raw, post(body)) == b"a nobody " + body
+    assert parsed == [post(b"one"), post(b"usual"), post(b"two")]
+    await raw.close()
+
+
+async def test_who_asks_is_looked_at_each_time(serve: Serve) -> None:
+    """A key may be revoked between two requests."""
+
+    class Gate(OpenGate):
+        def known(self, request: Any, scope: Any) -> Any:
+            keys.append(request.headers["X-Name"])
+            return Somebody()
+
+    keys: list[str] = []
+    raw = await Raw.open(await serve([Echo().route], gate=Gate()))
+    for _ in range(3):
+        await asked(raw, post(b"one", "X-Name: n"))
+    assert keys == ["n"] * 3
+    await raw.close()
+
+
+async def test_a_server_that_stops_takes_none(serve: Serve) -> None:
+    """503, as for any other."""
+    server = await serve([Echo().route])
+    raw = await Raw.open(server)
+    await asked(raw, post(b"one"))
+    server._draining = True
+    await raw.send(post(b"one"))
+    _, headers, _ = await raw.answer()
+    assert headers["connection"] == "close"
+    await raw.close()
+
+
+@pytest.mark.parametrize("seed", range(30))
+async def test_answers_are_those_of_a_server_that_remembers_nothing(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Of requests with equal and other heads, in any pieces, one after another or together, good and bad."""
+    choose = random.Random(seed)  # noqa: S311  # so that a failure can be repeated
+    pieces: list[tuple[bytes, int]] = []  # what is sent, and how many answers are waited for behind it
+    for _ in range(60):
+        body = choose.choice([b"", b"1", b"22", b"usual", b"y" * 3_000, post(b"inner")])
+        headers = choose.choice([[], [], [], ["X-Name: n"], ["X-Name: m", "Content-Type: text/plain"]])
+        data = post(body, *headers, to=choose.choice("aab"))
+        match choose.randrange(6):
+            case 0:
+                at = choose.randrange(len(data))
+                pieces += [(data[:at], 0), (data[at:], 1)]
+            case 1:
+                at = choose.randrange(len(data))
+                pieces += [(data + data[:at], 1), (data[at:], 1)]
+            case 2:
+                pieces.append((data * 3, 3))
+            case _:
+                pieces.append((data, 1))
+    pieces.append((choose.choice([post(b"1", length="+1"), b"\0" + post(b"1"), post(b"1", "Bad header: x")]), 0))
+
+    async def answers() -> list[bytes]:
+        raw = await Raw.open(await serve([Echo().route]))
+        found = []
+        for data, count in pieces:
+            await raw.send(data)
+            for _ in range(4 if not count else 0):
+                await asyncio.sleep(0)
+            found += [(await raw.answer())[2] for _ in range(count)]
+        status, _, _ = await raw.answer()
+        await raw.close()
+        return [*found, b"%d" % status]
+
+    remembering = await answers()
+    monkeypatch.setattr(connection_module, "again_of", lambda *_: None)
+    assert remembering == await answers()
+    assert remembering[-1] == b"400"
+
+
+async def test_heads_that_are_always_new_are_seldom_remembered(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until one comes again."""
+    remembered = 0
+
+    def again_of(*arguments: Any) -> Again | None:
+        nonlocal remembered
+        remembered += 1
+        return again_module.again_of(*arguments)
+
+    monkeypatch.setattr(connection_module, "again_of", again_of)
+    raw = await Raw.open(await serve([Echo().route]))
+    for number in range(2 * STRANGE_EACH - 1):
+        await asked(raw, post(b"one", f"X-Name: {number}"))
+    assert remembered == STRANGE_MOST + 1
+    for _ in range(2):
+        await asked(raw, post(b"one"))
+    assert remembered == STRANGE_MOST + 2
+    await asked(raw, post(b"one", "X-Name: n"))
+    assert remembered == STRANGE_MOST + 3
+    await raw.close()
+
+
+def again() -> Again:
+    data = post(b"one")
+    before, behind = data.removesuffix(b"one").split(b"3")
+    return Again(before, behind, None, {})  # type: ignore[arg-type]  # it is not asked for
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        post(b"one")[:-1],
+        post(b"one") + b"x",
+        post(b"one") + post(b"one"),
+        post(b"one", length="+3"),
+        post(b"one", length="3 "),
+        post(b"one", length=""),
+        post(b"one", length="\u0663"),
+        post(b"one", length="0000000000003"),
+        post(b"one", to="b"),
+        post(b"one", "X-Name: n"),
+        post(b"one").replace(b"Host", b"host"),
+        post(b"x" * PROMPT_BYTES),
+        post(b"one")[:40],
+        b"",
+    ],
+)  # fmt: skip
+def test_what_is_not_the_same_head_and_a_whole_body(data: bytes) -> None:
+    """Less, more, another length than it says, one that a parser may not take, and any other head."""
+    assert again().body_of(post(b"four")) == b"four"
+    assert again().body_of(data) is None
+
+
+async def remembered(serve: Serve, monkeypatch: pytest.MonkeyPatch, *pieces: bytes) -> list[Again | None]:
+    """What is remembered of requests, of which the last is answered."""
+    found: list[Again | None] = []
+
+    def again_of(*arguments: Any) -> Again | None:
+        found.append(again_module.again_of(*arguments))
+        return found[-1]
+
+    monkeypatch.setattr(connection_module, "again_of", again_of)
+    server = await serve([Echo().route])
+    raw = await Raw.open(server)
+    for data in pieces:
+        await raw.send(data)
+        for _ in range(5):
+            await asyncio.sleep(0)
+    answers = max(1, sum(b"Content-Length" in data for data in pieces))
+    await until(lambda: server.requests.total() == answers)
+    await raw.close()
+    return found
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [post(b"one", f"X-Long: {'v' * HEAD_BYTES}")],
+        [post(b"one", "Upgrade: h2c", "Connection: upgrade")],
+        [b"\r\n" + post(b"one")],
+        [b"POST /echo/a HTTP/1.1\r\nX-Name: ", post(b"one")],
+        [post(b"one") + b"POST /echo/a HTTP/1.1\r\nX-Name: ", post(b"two")],
+        [b"POST /echo/a HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n3\r\none\r\n0\r\n\r\n"],
+    ],
+)  # fmt: skip
+async def test_what_is_not_remembered(serve: Serve, monkeypatch: pytest.MonkeyPatch, pieces: list[bytes]) -> None:
+    """Long heads, other protocols, and bytes of which it is not certain that they are all of one head."""
+    assert not any(await remembered(serve, monkeypatch, *pieces))
+
+
+async def test_what_is_remembered(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A usual one is."""
+    [found] = await remembered(serve, monkeypatch, post(b"one"))
+    assert found is not None and found[:2] == again()[:2]
