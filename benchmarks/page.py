@@ -3,7 +3,7 @@
 Several results of one machine become one page; a later figure of the same name replaces an earlier one, except what the
 host took, where each run's share stays, and the most memory that a load took, where the greatest does. Together they
 are kept as benchmarks/results/latest.json, which is also what is read when none is named. Every figure on the page is
-out of that file.
+out of that file, but for how the aims did in the runs kept beside it.
 """
 
 from __future__ import annotations
@@ -77,12 +77,12 @@ def _both(before: PeerReport, after: PeerReport) -> PeerReport:
     return msgspec.structs.replace(after, failed=failed, commands=before.commands | after.commands)
 
 
-def page(found: Result) -> str:
-    """The text of docs/benchmarks.md."""
+def page(found: Result, kept: Sequence[Result] = ()) -> str:
+    """The text of docs/benchmarks.md. `kept`: other runs, of any machine."""
     titles = titles_of(found)
     parts = [
         HEAD,
-        _machine(found), _aims(found, titles), _charts(found), _lines(found), _missing(found), _unfair(found),
+        _machine(found), _aims(found, titles, kept), _charts(found), _lines(found), _missing(found), _unfair(found),
         _commands(found),
     ]  # fmt: skip
     return "\n".join(part for part in parts if part)
@@ -148,12 +148,34 @@ def _machine(found: Result) -> str:
     return "## Machine and versions\n\n" + _table("|", rows)
 
 
-def _aims(found: Result, titles: dict[str, str]) -> str:
-    by_name = {line.name: line for line in found.lines}
-    rows = [_aim(line, by_name, titles) for line in found.lines if line.aim is not None]
+def _aims(found: Result, titles: dict[str, str], kept: Sequence[Result]) -> str:
+    by_name, *others = [{line.name: line for line in one.lines} for one in (found, *kept)]
+    rows = [
+        [*_aim(line, by_name, titles), *_in_all(line, [by_name, *others])]
+        for line in found.lines
+        if line.aim is not None
+    ]
     if not rows:
         return ""
-    return "## Aims\n\n" + _table("work|>ours|beside|>that|>ratio|>aim|held", rows)
+    about = (
+        "The last two columns are of all runs that are kept (benchmarks/results/), this one among them, whatever the "
+        "code, the\nhour and the machine: from the least to the most of what the aim is held against, and in how many "
+        "it held.\n"
+    )
+    head = "work|>ours|beside|>that|>ratio|>aim|held|>all runs|>held in"
+    return "\n".join(["## Aims", "", about, _table(head, rows)])
+
+
+def _in_all(line: Line, runs: Sequence[dict[str, Line]]) -> list[str]:
+    """Of all runs that have this figure: the least and the most, and in how many the aim held."""
+    aim = line.aim
+    assert aim is not None
+    of_run = [(msgspec.structs.replace(run[line.name], aim=aim), run) for run in runs if line.name in run]
+    values = [value for one, run in of_run if (value := report.compared(one, run)) is not None]
+    if not values:
+        return ["", ""]
+    ends = [figure(value) if aim.of == "value" else f"{value:.2f}" for value in (min(values), max(values))]
+    return [" to ".join(ends), f"{sum(report.met(aim, value) for value in values)} of {len(values)}"]
 
 
 def _aim(line: Line, by_name: dict[str, Line], titles: dict[str, str]) -> list[str]:
@@ -235,11 +257,19 @@ def _commands(found: Result) -> str:
     return f"## Commands\n\n{about}\n```sh\n{told}\n```\n"
 
 
-def write(found: Result, docs: Path) -> list[Path]:
+def kept() -> list[Result]:
+    """The runs that are in the repository beside the page's own: those that have a name, not a time."""
+    paths = sorted(report.RESULTS.glob("*.json"))
+    return [report.read(path) for path in paths if path != LATEST and not path.stem.isdigit()]
+
+
+def write(found: Result, docs: Path, beside: Sequence[Result] = ()) -> list[Path]:
     """The page and its charts below `docs`; charts of works that are no more go."""
     folder = docs / "benchmarks"
     folder.mkdir(parents=True, exist_ok=True)
-    made = {folder / name: text for name, text in pictures(found).items()} | {docs / "benchmarks.md": page(found)}
+    made = {folder / name: text for name, text in pictures(found).items()} | {
+        docs / "benchmarks.md": page(found, beside)
+    }
     for old in set(folder.glob("*.svg")) - set(made):
         old.unlink()
     for path, text in made.items():
@@ -251,7 +281,7 @@ def main() -> None:
     found = merged([report.read(Path(name)) for name in sys.argv[1:] or [str(LATEST)]])
     if sys.argv[1:]:
         report.save(found, LATEST)
-    for path in write(found, ROOT / "docs"):
+    for path in write(found, ROOT / "docs", kept()):
         sys.stdout.write(f"{path.relative_to(ROOT)}\n")
 
 
