@@ -149,12 +149,8 @@ def _machine(found: Result) -> str:
 
 
 def _aims(found: Result, titles: dict[str, str], kept: Sequence[Result]) -> str:
-    by_name, *others = [{line.name: line for line in one.lines} for one in (found, *kept)]
-    rows = [
-        [*_aim(line, by_name, titles), *_in_all(line, [by_name, *others])]
-        for line in found.lines
-        if line.aim is not None
-    ]
+    runs = [{line.name: line for line in one.lines} for one in (found, *kept)]
+    rows = [[*_aim(line, runs[0], titles), *_in_all(line, runs)] for line in found.lines if line.aim is not None]
     if not rows:
         return ""
     about = (
@@ -257,19 +253,18 @@ def _commands(found: Result) -> str:
     return f"## Commands\n\n{about}\n```sh\n{told}\n```\n"
 
 
-def kept() -> list[Result]:
+def kept_runs() -> list[Result]:
     """The runs that are in the repository beside the page's own: those that have a name, not a time."""
     paths = sorted(report.RESULTS.glob("*.json"))
     return [report.read(path) for path in paths if path != LATEST and not path.stem.isdigit()]
 
 
-def write(found: Result, docs: Path, beside: Sequence[Result] = ()) -> list[Path]:
+def write(found: Result, docs: Path, kept: Sequence[Result] = ()) -> list[Path]:
     """The page and its charts below `docs`; charts of works that are no more go."""
     folder = docs / "benchmarks"
     folder.mkdir(parents=True, exist_ok=True)
-    made = {folder / name: text for name, text in pictures(found).items()} | {
-        docs / "benchmarks.md": page(found, beside)
-    }
+    made = {folder / name: text for name, text in pictures(found).items()}
+    made[docs / "benchmarks.md"] = page(found, kept)
     for old in set(folder.glob("*.svg")) - set(made):
         old.unlink()
     for path, text in made.items():
@@ -281,7 +276,7 @@ def main() -> None:
     found = merged([report.read(Path(name)) for name in sys.argv[1:] or [str(LATEST)]])
     if sys.argv[1:]:
         report.save(found, LATEST)
-    for path in write(found, ROOT / "docs", kept()):
+    for path in write(found, ROOT / "docs", kept_runs()):
         sys.stdout.write(f"{path.relative_to(ROOT)}\n")
 
 

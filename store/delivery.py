@@ -1,7 +1,7 @@
 """Delivery: receive, lease, settle, seek, lag and delete_group of a store.
 
     receive -> Handout decides (under the queue's lock) -> Cursor.grant -> state frame written -> answer with frames
-    settle  -> Cursor.settle by columns -> state frame flushed (or written, as the topic says) -> statuses
+    settle  -> `settles.py`: Cursor.settle by columns -> state frame flushed (written, if the topic says so) -> statuses
 
 Single-threaded on the event loop. The cursors are the fold's; what is kept beside them (who waits, which queues may
 have something, claims, attempt ids) is memory of the primary and may be lost.
@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from millpond.core.errors import BadRequest, Conflict, MillpondError, NotFound, Unavailable
@@ -30,13 +28,10 @@ from millpond.store.client import (
     ReceiveResult,
     SeekRequest,
     SeekResult,
-    Settle,
-    SettleOutcome,
     SettleRequest,
     SettleResult,
     StoredFrame,
 )
-from millpond.store.fold.cursor import ALREADY, OK, UNKNOWN, VOID
 from millpond.store.fold.cursors import Cursors
 from millpond.store.fold.operations import Ints
 from millpond.store.groups import Groups, first_number
@@ -44,6 +39,7 @@ from millpond.store.handout import DeliveryLog, Drawn, Handout
 from millpond.store.moves import Moves
 from millpond.store.parked import Parked, Woken
 from millpond.store.places import DueTimes, Group, OpenClaim, Place
+from millpond.store.settles import Settles, offsets_of
 from millpond.store.waiters import Waiter, WaiterCount, ids_of
 
 __all__ = ["Delivery", "DeliveryLog"]
@@ -65,6 +61,7 @@ class Delivery:
         self._waiting = WaiterCount(self._sleeping)
         self._groups = Groups(log, cursors, now_ms, self._waiting, self._due)
         self._moves = Moves(log, self._groups, now_ms, self._note_due)
+        self._settles = Settles(log, self._groups, now_ms, self._note_due)
         self._begins_to_wait = waiting
         self._timer: tuple[int, asyncio.TimerHandle] | None = None
         self.attempts = Attempts(self._groups, now_ms)
@@ -364,7 +361,7 @@ class Delivery:
         cursor = place.cursor
         if cursor.generation != request.generation or cursor.head != claim.first:
             raise _claim_ended()
-        take = _offsets(request.take)
+        take = offsets_of(request.take)
         _check_take(take, claim, request.end)
         place.claim = None
         until = now + request.lease_ms
@@ -377,54 +374,11 @@ class Delivery:
         await self._log.state_written()
         return _grant(drawn, self._log.ends(place.queue_id).local_offset, [])
 
-    # -- settle -----------------------------------------------------------------------------------------------
+    # -- settle, seek, lag, delete ----------------------------------------------------------------------------
 
     async def settle(self, request: SettleRequest) -> SettleResult:
         """Answers when the state is as durable as the topic asks. Raises Unavailable(deadline_exceeded)."""
-        now = self._now_ms()
-        outcomes = [self._settle(request.group, one, now) for one in request.settles]
-        changed = any(rows for _, rows in outcomes)
-        if changed:
-            self._log.state_changed()
-        if any(ALREADY in statuses or VOID in statuses for statuses, _ in outcomes):
-            await _within(self._log.confirmed(), request.deadline_ms)
-        elif changed:
-            durable = self._log.state_flushed if request.durability == "flush" else self._log.state_written
-            await _within(durable(), request.deadline_ms)
-        return SettleResult([SettleOutcome(pa.py_buffer(statuses), rows) for statuses, rows in outcomes])
-
-    def _settle(self, group: GroupRef, one: Settle, now: int) -> tuple[bytes, int]:
-        """The statuses, a byte each, and how many rows were settled."""
-        place = self._groups.find(group.group_id, one.queue_id)
-        if place is None:
-            return bytes((UNKNOWN,)) * (1 if one.ranges is not None else _count(one.offsets)), 0
-        due = now + max(0, one.delay_ms)
-        cursor = place.cursor
-        if one.ranges is not None:
-            ranges = _offsets(one.ranges)
-            if len(ranges) % 2:
-                raise BadRequest.field("ranges", "pairs of first and end", len(ranges))
-            status, rows = cursor.settle_ranges(one.lease, one.generation, ranges, one.action, due)
-            statuses = bytes((status,))
-        else:
-            offsets = _offsets(one.offsets)
-            statuses = cursor.settle(one.lease, one.generation, offsets, one.action, due).tobytes()
-            rows = statuses.count(OK)
-        if rows:
-            self._settled(place, one.action in {"nack", "release"} and due <= now)
-        return statuses, rows
-
-    def _settled(self, place: Place, due_now: bool) -> None:
-        group, queue_id = place.group, place.queue_id
-        if queue_id in group.full and place.cursor.in_flight < group.full[queue_id]:
-            del group.full[queue_id]
-            group.rouse(queue_id)
-        elif due_now:
-            group.rouse(queue_id)
-        if place.cursor.earliest_due < place.noted_due:
-            self._note_due(place, place.cursor.earliest_due)
-
-    # -- seek, lag, delete ------------------------------------------------------------------------------------
+        return await self._settles.settle(request)
 
     async def seek(self, request: SeekRequest) -> SeekResult:
         """Raises BadRequest. Offsets beyond a queue's ends are taken for that end."""
@@ -474,18 +428,6 @@ def _grant(drawn: Drawn, local: int, frames: list[StoredFrame]) -> Grant:
     )  # fmt: skip
 
 
-def _offsets(buffer: pa.Buffer | None) -> Ints:
-    if buffer is None:
-        raise BadRequest.field("offsets", "offsets or ranges")
-    if len(buffer) % 8:
-        raise BadRequest.field("offsets", "64-bit integers", len(buffer))
-    return np.frombuffer(buffer, np.int64)
-
-
-def _count(buffer: pa.Buffer | None) -> int:
-    return len(_offsets(buffer))
-
-
 def _check_take(take: Ints, claim: OpenClaim, end: int) -> None:
     if not claim.first <= end <= claim.end:
         raise BadRequest.field("end", f"{claim.first} to {claim.end}", end)
@@ -499,11 +441,3 @@ def _claim_ended() -> Conflict:
 
 def _group_gone(group: GroupRef) -> NotFound:
     return NotFound("group_not_found", f"group {group.group_id} was deleted")
-
-
-async def _within(durable: Awaitable[Any], deadline_ms: int) -> None:
-    try:
-        async with asyncio.timeout(deadline_ms / 1000):
-            await durable
-    except TimeoutError:
-        raise Unavailable("deadline_exceeded", "not durable within the deadline; it may become so yet") from None
