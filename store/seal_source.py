@@ -90,13 +90,8 @@ class EngineSealSource:
         """It was deleted."""
         self._gathered.pop(topic_id, None)
 
-    def topics(self) -> list[tuple[int, int]]:
-        queues = self._tail.fold.queues
-        return [
-            (members[0].ref.tenant_id, topic_id)
-            for topic_id in queues.topic_ids()
-            if (members := queues.of_topic(topic_id))
-        ]
+    def topic_ids(self) -> list[int]:
+        return self._tail.fold.queues.topic_ids()
 
     def queue_refs(self, topic_id: int) -> list[QueueRef]:
         return [queue.ref for queue in self._tail.fold.queues.of_topic(topic_id)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from millpond.core.config import TierConfig
-from millpond.core.tier.layout import utc_date
+from millpond.store.tier.run import DAY_MS
 
 Reason = Literal["full", "trickle", "age", "midnight"]
 
@@ -20,7 +20,7 @@ def due(unsealed_bytes: int, oldest_ts: int, now_ms: int, config: TierConfig) ->
         return None
     if unsealed_bytes >= config.seal_bytes:
         return "full"
-    if utc_date(oldest_ts) < utc_date(now_ms):
+    if oldest_ts // DAY_MS < now_ms // DAY_MS:
         return "midnight"
     age_ms = now_ms - oldest_ts
     if age_ms >= config.seal_age_ms:

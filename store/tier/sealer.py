@@ -109,7 +109,7 @@ class Sealer:
         A topic that cannot be sealed does not hold up the others; the first such error is raised at the end.
         An unavailable tier or metadata, and a newer primary, end the round at once.
         """
-        topics = dict.fromkeys(topic_id for _, topic_id in self._source.topics())
+        topics = dict.fromkeys(self._source.topic_ids())
         self._last_queue = {topic: queue for topic, queue in self._last_queue.items() if topic in topics}
         objects, first_error = 0, None
         for number, topic_id in enumerate(topics):

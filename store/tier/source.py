@@ -25,8 +25,8 @@ class SealSource(Protocol):
         """Payload bytes appended since the start, all topics together."""
         ...
 
-    def topics(self) -> list[tuple[int, int]]:
-        """(tenant id, topic id) of every topic with messages here."""
+    def topic_ids(self) -> list[int]:
+        """Every topic with queues here."""
         ...
 
     def queue_refs(self, topic_id: int) -> list[QueueRef]: ...

@@ -84,8 +84,8 @@ class FakeSource:
         frame = StoredFrame(ref.queue_id, position, first, len(bodies), columns, 0, ts, size, pa.py_buffer(b""), data)
         self.log[ref.queue_id].append(frame)
 
-    def topics(self) -> list[tuple[int, int]]:
-        return [(self.topic.tenant_id, self.topic.topic_id)]
+    def topic_ids(self) -> list[int]:
+        return [self.topic.topic_id]
 
     def queue_refs(self, topic_id: int) -> list[QueueRef]:
         assert topic_id == self.topic.topic_id

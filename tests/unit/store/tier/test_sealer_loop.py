@@ -22,13 +22,13 @@ DAY_MS = 86_400_000
 
 async def test_the_first_round_waits_to_be_woken(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A store that starts has other things to do than to look at its topics."""
-    looked, topics = asyncio.Event(), world.source.topics
+    looked, topic_ids = asyncio.Event(), world.source.topic_ids
 
-    def noted() -> list[tuple[int, int]]:
+    def noted() -> list[int]:
         looked.set()
-        return topics()
+        return topic_ids()
 
-    monkeypatch.setattr(world.source, "topics", noted)
+    monkeypatch.setattr(world.source, "topic_ids", noted)
     loop = asyncio.create_task(world.sealer.loop())
     for _ in range(3):
         await asyncio.sleep(0)
