@@ -1,58 +1,75 @@
 """Heads that come again: on a kept connection a client mostly sends the head of its last request once more, byte for
-byte but for the length of the body. Such a head need not be parsed (`connection.py`), which is a fifth of what a
-request with one message costs.
+byte but for the length of the body, and now and then the target. Such a head need not be parsed (`connection.py`),
+which is a fifth of what a request with one message costs.
 
     POST /v1/topics/t/messages HTTP/1.1 .. Content-Length: 1024 .. CR LF CR LF  body
-    `------------------- before -----------------------'digits`--- behind ---'
+    `---'---- target ---------'------ between ------------'digits`--- behind ---'
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from aiohttp.http import RawRequestMessage
 
 from millpond.core.http.prompt import PROMPT_BYTES
 from millpond.core.http.routing import Found
+from millpond.core.limits import TARGET_CHARS
 
-HEAD_BYTES = 2_048  # longer ones are not remembered: each connection keeps one
+HEAD_BYTES = (
+    2_048  # longer ones are not remembered: each connection keeps one; another target adds TARGET_CHARS at most
+)
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]+)\r\n", re.IGNORECASE)
 _DIGITS_MOST = len(str(PROMPT_BYTES))
+_PLAIN = re.compile(rb"(?:/[A-Za-z0-9_.~-]+)+")  # targets of which a parser makes nothing else
 
 
 class Again(NamedTuple):
     """A head as it may come again, and what was found in it. `headers` say the length of the first body."""
 
-    before: bytes
+    method: bytes
+    target: bytes
+    between: bytes
     behind: bytes
     found: Found
     headers: Mapping[str, str]
 
-    def body_of(self, data: bytes) -> bytes | None:
-        """The body, when `data` is this head and a whole body, and nothing else."""
-        if not data.startswith(self.before) or len(data) > PROMPT_BYTES:
+    def taken_from(self, data: bytes, find: Callable[[str, str], Found | None]) -> tuple[Found, bytes] | None:
+        """What is asked for, and the body, when `data` is this head and a whole body, and nothing else; `find(method,
+        target)` looks up another target than the last one."""
+        method, between = self.method, self.between
+        if not data.startswith(method) or len(data) > PROMPT_BYTES:
             return None
-        begin = len(self.before)
-        end = data.find(b"\r", begin, begin + _DIGITS_MOST + 1)
-        if end < 0 or not data.startswith(self.behind, end):
+        end = data.find(b" ", len(method), len(method) + TARGET_CHARS + 1)
+        begin = end + len(between)
+        if end < 0 or not data.startswith(between, end):
             return None
-        digits, body = data[begin:end], data[end + len(self.behind) :]
-        return body if digits.isdigit() and len(body) == int(digits) else None
+        end_of_digits = data.find(b"\r", begin, begin + _DIGITS_MOST + 1)
+        if end_of_digits < 0 or not data.startswith(self.behind, end_of_digits):
+            return None
+        digits, body = data[begin:end_of_digits], data[end_of_digits + len(self.behind) :]
+        if not digits.isdigit() or len(body) != int(digits):
+            return None
+        target = data[len(method) : end]
+        if target == self.target:
+            return self.found, body
+        found = find(method[:-1].decode(), target.decode()) if _PLAIN.fullmatch(target) else None
+        return None if found is None else (found, body)
 
 
 def again_of(found: Found, message: RawRequestMessage, data: bytes, body: bytes) -> Again | None:
     """What `data`, of which a parser has made this message and body, may be remembered by; None when it is not certain
     that it was all of the head, the body, and nothing else."""
     size = len(data) - len(body)
-    if not 0 < size <= HEAD_BYTES or message.upgrade:
+    if not 0 < size <= HEAD_BYTES or message.upgrade or len(message.path) > TARGET_CHARS:
         return None
     head = data[:size]
     lengths = list(_LENGTH.finditer(head))
-    first = f"{message.method} {message.path} HTTP/1.1\r\n".encode("utf-8", "surrogateescape")
+    method, target = f"{message.method} ".encode(), message.path.encode("utf-8", "surrogateescape")
     whole = (
-        head.startswith(first)
+        head.startswith(method + target + b" HTTP/1.1\r\n")
         and head.find(b"\r\n\r\n") == size - 4
         and head.count(b"\r\n") == len(message.raw_headers) + 2
         and len(lengths) == 1
@@ -61,4 +78,4 @@ def again_of(found: Found, message: RawRequestMessage, data: bytes, body: bytes)
     if not whole:
         return None
     begin, end = lengths[0].span(1)
-    return Again(head[:begin], head[end:], found, message.headers)
+    return Again(method, target, head[len(method) + len(target) : begin], head[end:], found, message.headers)

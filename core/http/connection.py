@@ -22,7 +22,7 @@ from http import HTTPStatus
 from typing import Any, NamedTuple, Protocol
 
 from aiohttp import HttpVersion11, StreamReader, web
-from aiohttp.http import HttpRequestParser, RawRequestMessage
+from aiohttp.http import HttpRequestParser
 from aiohttp.http_exceptions import LineTooLong
 from aiohttp.web_protocol import MAX_MSG_QUEUE_SIZE, _ErrInfo
 
@@ -62,7 +62,7 @@ class Bounds(NamedTuple):
 class Prompts(Protocol):
     """What of the server (`server.py`) a prompt answer needs."""
 
-    def route_of(self, message: RawRequestMessage) -> Found | None:
+    def route_of(self, method: str, target: str) -> Found | None:
         """The route and parameters of a request that may be answered promptly."""
         ...
 
@@ -199,7 +199,7 @@ class Connection(web.RequestHandler):
             or self._force_close
         ):
             return False
-        found = self._prompts.route_of(message)
+        found = self._prompts.route_of(message.method, message.path)
         if found is None:
             return False
         body = content.read_nowait()
@@ -219,10 +219,11 @@ class Connection(web.RequestHandler):
     def _go_again(self, again: Again, data: bytes) -> bool:
         """Answer a request with the last one's head, if `data` is one. The parser is between two requests: it has seen
         all of that last one, and nothing since."""
-        body = again.body_of(data)
-        if body is None or self._paused or self._close or self._force_close:
+        taken = again.taken_from(data, self._prompts.route_of)
+        if taken is None or self._paused or self._close or self._force_close:
             return False
-        prompt = self._prompts.begin(again.found, again, body)
+        found, body = taken
+        prompt = self._prompts.begin(found, again, body)
         if prompt is None:
             return False
         self._strange = 0

@@ -18,7 +18,6 @@ from collections import Counter
 from typing import Any, Protocol, cast
 
 from aiohttp import web
-from aiohttp.http import RawRequestMessage
 
 from millpond.core.clock import Random
 from millpond.core.errors import Internal, MillpondError, RequestTimeout, StartupError, TooLarge, Unavailable
@@ -150,11 +149,11 @@ class HttpServer:
 
     # -- prompt answers ------------------------------------------------------------------------------------------
 
-    def route_of(self, message: RawRequestMessage) -> Found | None:
-        if message.method not in self._router.prompt_methods:
+    def route_of(self, method: str, target: str) -> Found | None:
+        if method not in self._router.prompt_methods:
             return None
         try:
-            found = self._router.find(message.method, message.path)
+            found = self._router.find(method, target)
         except MillpondError:
             return None
         return found if found[0].prompt is not None else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from millpond.core.http.call import Call
 from millpond.core.http.connection import STRANGE_EACH, STRANGE_MOST
 from millpond.core.http.prompt import PROMPT_BYTES, Prompt, PromptCall
 from millpond.core.http.routing import Route
+from millpond.core.limits import TARGET_CHARS
 
 from .conftest import OpenGate, Raw, Serve, Somebody, until
 
@@ -69,16 +71,18 @@ async def asked(raw: Raw, data: bytes) -> bytes:
 
 
 async def test_a_head_that_comes_again_is_not_parsed(serve: Serve, parsed: list[bytes]) -> None:
-    """Whatever the body and its length; another head is, and then that one may come again."""
+    """Whatever the body, its length and the target; another head is, and then that one may come again."""
     server = await serve([Echo().route])
     raw = await Raw.open(server)
     for body in (b"one", b"three", b"", b"x" * 10_000):
         assert await asked(raw, post(body)) == b"a nobody " + body
+    for to in ("b", "longer", "a"):
+        assert await asked(raw, post(b"one", to=to)) == to.encode() + b" nobody one"
     assert parsed == [post(b"one")]
     for body in (b"one", b"two"):
         assert await asked(raw, post(body, "X-Name: n", to="b")) == b"b n " + body
     assert parsed[1:] == [post(b"one", "X-Name: n", to="b")]
-    assert server.requests[200] == 6
+    assert server.requests[200] == 9
     await raw.close()
 
 
@@ -88,6 +92,31 @@ async def test_what_cannot_be_answered_so_goes_the_usual_way(serve: Serve, parse
     for body in (b"one", b"usual", b"two", b"three"):
         assert await asked(raw, post(body)) == b"a nobody " + body
     assert parsed == [post(b"one"), post(b"usual"), post(b"two")]
+    await raw.close()
+
+
+@pytest.mark.parametrize(
+    ("target", "status"),
+    [
+        ("/echo/%61", 200),  # percent-encoded
+        ("/echo/a?x=1", 200),  # a query
+        ("http://h/echo/a", 200),  # absolute
+        ("/echo//a", 404),  # nothing is there
+        ("/echo/" + "a" * TARGET_CHARS, 200),
+        ("/usual/a", 200),  # a route that answers none promptly
+        ("/echo/a HTTP/1.1 ", 400),
+        ("/echo/\u00e9", 400),
+    ],
+)
+async def test_other_targets_that_are_parsed(serve: Serve, parsed: list[bytes], target: str, status: int) -> None:
+    """Those of which a parser could make something else, that are long, or that another handler answers."""
+    echo = Echo()
+    raw = await Raw.open(await serve([echo.route, replace(echo.route, path="/usual/{to}", prompt=None)]))
+    await asked(raw, post(b"one"))
+    data = post(b"one").replace(b"/echo/a", target.encode())
+    await raw.send(data)
+    assert (await raw.answer())[0] == status
+    assert parsed == [post(b"one"), data]
     await raw.close()
 
 
@@ -129,7 +158,7 @@ async def test_answers_are_those_of_a_server_that_remembers_nothing(
     for _ in range(60):
         body = choose.choice([b"", b"1", b"22", b"usual", b"y" * 3_000, post(b"inner")])
         headers = choose.choice([[], [], [], ["X-Name: n"], ["X-Name: m", "Content-Type: text/plain"]])
-        data = post(body, *headers, to=choose.choice("aab"))
+        data = post(body, *headers, to=choose.choice(["a", "a", "b", "long", "%61", "a?b"]))
         match choose.randrange(6):
             case 0:
                 at = choose.randrange(len(data))
@@ -185,8 +214,16 @@ async def test_heads_that_are_always_new_are_seldom_remembered(serve: Serve, mon
 
 def again() -> Again:
     data = post(b"one")
-    before, behind = data.removesuffix(b"one").split(b"3")
-    return Again(before, behind, None, {})  # type: ignore[arg-type]  # it is not asked for
+    between, behind = data.removeprefix(b"POST /echo/a").removesuffix(b"one").split(b"3")
+    return Again(b"POST ", b"/echo/a", between, behind, HERE, {})
+
+
+HERE: Any = "the route of its target"
+THERE: Any = "the route of another"
+
+
+def find(method: str, target: str) -> Any:
+    return THERE if (method, target) == ("POST", "/echo/b") else None
 
 
 @pytest.mark.parametrize(
@@ -200,7 +237,12 @@ def again() -> Again:
         post(b"one", length=""),
         post(b"one", length="\u0663"),
         post(b"one", length="0000000000003"),
-        post(b"one", to="b"),
+        post(b"one", to="c"),
+        post(b"one", to=""),
+        post(b"one").replace(b" HTTP/1.1", b"  HTTP/1.1"),
+        post(b"one").replace(b" HTTP/1.1", b" HTTP/1.0"),
+        post(b"one").replace(b" HTTP/1.1", b""),
+        post(b"one").replace(b"POST", b"PUT"),
         post(b"one", "X-Name: n"),
         post(b"one").replace(b"Host", b"host"),
         post(b"x" * PROMPT_BYTES),
@@ -209,9 +251,11 @@ def again() -> Again:
     ],
 )  # fmt: skip
 def test_what_is_not_the_same_head_and_a_whole_body(data: bytes) -> None:
-    """Less, more, another length than it says, one that a parser may not take, and any other head."""
-    assert again().body_of(post(b"four")) == b"four"
-    assert again().body_of(data) is None
+    """Less, more, another length than it says, one that a parser may not take, a target that nothing is found at, and
+    any other head."""
+    assert again().taken_from(post(b"four"), find) == (HERE, b"four")
+    assert again().taken_from(post(b"four", to="b"), find) == (THERE, b"four")
+    assert again().taken_from(data, find) is None
 
 
 async def remembered(serve: Serve, monkeypatch: pytest.MonkeyPatch, *pieces: bytes) -> list[Again | None]:
@@ -254,4 +298,4 @@ async def test_what_is_not_remembered(serve: Serve, monkeypatch: pytest.MonkeyPa
 async def test_what_is_remembered(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """A usual one is."""
     [found] = await remembered(serve, monkeypatch, post(b"one"))
-    assert found is not None and found[:2] == again()[:2]
+    assert found is not None and found[:4] == again()[:4]
