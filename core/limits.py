@@ -63,6 +63,7 @@ QUEUE_PENDING_ROWS = 50_000  # a proxy's messages waiting for one queue's append
 COALESCE_BYTES = 64 * KIB  # batches up to here share a frame with others; larger ones are a frame of their own
 COALESCE_QUEUES = 64  # .. and so many queues of which each has no more than that share a call of their store ..
 COALESCE_CALL_BYTES = 1 * MIB  # .. with so much in all
+COALESCE_MS = 20  # .. longer than which no other queue waits for a call without a flush; most take less than 1
 DUPLICATE_ROUNDS = 3  # an append is submitted at most so often, each time without the duplicates named
 PENDING_APPEND_BYTES = 128 * MIB  # accepted and not yet written, over all queues; then 503 flush_behind
 UNSETTLED_ROWS = 100_000  # per group and queue; then receive answers in_flight_full

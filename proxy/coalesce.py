@@ -1,13 +1,14 @@
 """The coalescer: concurrent produces to one queue share one append, those to several small ones one call.
 
-    send            nothing of that queue in flight: it leaves in this turn of the loop; else it waits
-    leave           all queues of one store and durability that leave in one turn go in one call, as long as they are
-                    small; a large one goes in a call of its own
+    send            nothing of that queue in flight: it leaves; else it waits
+    leave           all small ones of a store and durability that leave in one turn go in one call. Behind one that
+                    waits for no flush they go when it returns; a large one goes at once, in a call of its own
     append returns  everything that has gathered leaves at once: single messages and small batches in one frame,
                     large batches, session parts and idempotent batches each in a frame of their own, one call
 
-No timer: an idle queue adds no latency, a busy one fills its frames by itself. What waits is bounded; beyond the
-bound a produce is refused with `flush_behind` before anything of it is taken.
+Nothing is put off where nothing is in flight: an idle store adds no latency, a busy one fills its calls and frames by
+itself. Nobody waits for a call of other queues longer than COALESCE_MS. What waits is bounded; beyond the bound a
+produce is refused with `flush_behind` before anything of it is taken.
 
 An append belongs to the coalescer, not to whoever waits for it: a client that leaves changes nothing. An append whose
 outcome is unknown is never sent again from here; a client that gave a dedup id or a sequence may do it.
@@ -19,7 +20,9 @@ When the store names duplicates it has appended nothing; the rows that are none 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from millpond.core.errors import MillpondError, Unavailable
@@ -30,6 +33,7 @@ from millpond.core.limits import (
     CALL_MS,
     COALESCE_BYTES,
     COALESCE_CALL_BYTES,
+    COALESCE_MS,
     COALESCE_QUEUES,
     GATHER_BYTES,
     PENDING_APPEND_BYTES,
@@ -67,6 +71,14 @@ class _Lane:
         self.size = 0
 
 
+@dataclass(slots=True)
+class _Leaving:
+    """Who leaves together next. `timer`: when they do at the latest; none of those that leave in this turn."""
+
+    lanes: list[_Lane]
+    timer: asyncio.TimerHandle | None = None
+
+
 class Coalescer:
     """One per proxy process and loop. `store_of(queue)` names the store of a queue's next message."""
 
@@ -74,7 +86,8 @@ class Coalescer:
         self._store_of = store_of
         self._call_ms = call_ms
         self._lanes: dict[int, _Lane] = {}
-        self._leaving: dict[_Way, list[_Lane]] = {}
+        self._leaving: dict[_Way, _Leaving] = {}
+        self._under_way: Counter[_Way] = Counter()  # calls that others wait for
         self._tasks = Tasks()
         self._bytes = 0  # taken and not yet answered, over all queues
         self._closed = False
@@ -87,6 +100,11 @@ class Coalescer:
         """Refuse what is new, wait for what is in flight (bounded by its deadlines)."""
         self._closed = True
         await self._tasks.finish(self._call_ms / 1_000 + CALL_MARGIN_SECONDS)
+        for leaving in self._leaving.values():  # the call that they waited for was ended
+            _no_later(leaving)
+            for lane in leaving.lanes:
+                self._give_up(lane, _not_written())
+        self._leaving.clear()
 
     def send_single(
         self,
@@ -137,20 +155,33 @@ class Coalescer:
         return lane
 
     def _leave(self, lane: _Lane) -> None:
-        """With all others that leave in this turn of the loop. Raises Unavailable: the queue's store is not known."""
+        """With all others of its way. Raises Unavailable: the queue's store is not known."""
         way = self._store_of(lane.queue), lane.topic.settings.durability
         leaving = self._leaving.get(way)
         if leaving is not None:
-            leaving.append(lane)
-            return
+            leaving.lanes.append(lane)
+        elif self._under_way[way]:
+            self._leaving[way] = _Leaving([lane], lane.loop.call_later(COALESCE_MS / 1_000, self._start, way))
+        else:
+            self._start(way)
+            self._leaving[way] = _Leaving([lane])
+
+    def _start(self, way: _Way) -> None:
         self._tasks.spawn(self._depart(way), "coalescer")
-        self._leaving[way] = [lane]
 
     async def _depart(self, way: _Way) -> None:
-        first, *others = _calls(self._leaving.pop(way))
-        for lanes in others:
-            self._tasks.spawn(self._carry(way[0], lanes), "coalescer")
-        await self._carry(way[0], first)
+        """Calls of those that leave, and then of those that have waited for the first of these."""
+        while (leaving := self._leaving.pop(way, None)) is not None:
+            _no_later(leaving)
+            first, *others = _calls(leaving.lanes)
+            for lanes in others:
+                self._tasks.spawn(self._carry(way[0], lanes), "coalescer")
+            quick = way[1] == "memory" and first[0].size <= COALESCE_BYTES
+            self._under_way[way] += quick
+            try:
+                await self._carry(way[0], first)
+            finally:
+                self._under_way[way] -= quick
 
     async def _carry(self, store: StoreClient, lanes: list[_Lane]) -> None:
         """One call of the store; what has gathered meanwhile leaves again."""
@@ -161,9 +192,8 @@ class Coalescer:
                 lanes.pop()
         finally:
             if lanes:  # this task was ended, or the store has a bug
-                lost = Unavailable("shutting_down", "this proxy is shutting down; nothing was written")
                 for lane in lanes:
-                    self._give_up(lane, lost)
+                    self._give_up(lane, _not_written())
 
     def _go_on(self, lane: _Lane) -> None:
         if not lane.rows:
@@ -224,23 +254,31 @@ class Coalescer:
             plan.take(outcome)
 
 
+def _no_later(leaving: _Leaving) -> None:
+    if leaving.timer is not None:
+        leaving.timer.cancel()
+
+
+def _not_written() -> Unavailable:
+    return Unavailable("shutting_down", "this proxy is shutting down; nothing was written")
+
+
 def _calls(lanes: list[_Lane]) -> list[list[_Lane]]:
-    """Who goes together: small ones, no more than COALESCE_QUEUES and COALESCE_CALL_BYTES of them."""
+    """Who goes together: small ones, no more than COALESCE_QUEUES and COALESCE_CALL_BYTES of them. These calls first,
+    then those of large ones."""
     if len(lanes) == 1:
         return [lanes]
     calls: list[list[_Lane]] = []
-    shared: list[_Lane] = []
-    size = 0
+    size = COALESCE_CALL_BYTES
     for lane in lanes:
         if lane.size > COALESCE_BYTES:
-            calls.append([lane])
             continue
-        if shared and (size + lane.size > COALESCE_CALL_BYTES or len(shared) == COALESCE_QUEUES):
-            calls.append(shared)
-            shared, size = [], 0
-        shared.append(lane)
+        if size + lane.size > COALESCE_CALL_BYTES or len(calls[-1]) == COALESCE_QUEUES:
+            calls.append([])
+            size = 0
+        calls[-1].append(lane)
         size += lane.size
-    return [*calls, shared] if shared else calls
+    return calls + [[lane] for lane in lanes if lane.size > COALESCE_BYTES]
 
 
 def _gather(lane: _Lane) -> list[FramePlan]:

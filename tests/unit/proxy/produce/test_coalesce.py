@@ -13,6 +13,7 @@ from millpond.core.errors import Conflict, DiskFull, ErrorInfo, MillpondError, U
 from millpond.core.frame import ProducerPart
 from millpond.core.hashing import dedup_hash
 from millpond.metadata.client import QueueInfo, TopicInfo
+from millpond.proxy import coalesce
 from millpond.proxy.coalesce import SINGLE_BYTES, Coalescer
 from millpond.proxy.encode import Rows, split
 from millpond.proxy.frame_plan import Placed, PlacedRun, PlacedSingle
@@ -23,7 +24,7 @@ from .conftest import ScriptedStore, topic_of
 
 TOPIC = topic_of()
 QUEUE = TOPIC.queues[0]
-WIDE = topic_of(limits.COALESCE_QUEUES + 1)
+WIDE = topic_of(limits.COALESCE_QUEUES + 1, durability="memory")
 
 
 @pytest.fixture
@@ -106,22 +107,61 @@ async def test_large_batches_and_parts_stand_alone_in_one_request(store: Scripte
 
 
 async def test_queues_that_leave_in_one_turn_share_a_call(store: ScriptedStore, coalescer: Coalescer) -> None:
-    """Each with a frame of its own; those that come while it is under way do not wait for it."""
+    """Each with a frame of its own; those that come while it is under way share the next one."""
     store.gate.clear()
     early = [to(coalescer, number, "a") for number in range(3)]
     await store.arrived.wait()
-    store.arrived.clear()
-    late = [to(coalescer, number, "b") for number in (2, 3, 4)]
-    await store.arrived.wait()
-    assert queues_of(store) == [[0, 1, 2], [3, 4]]
+    late = []
+    for number in (2, 3, 4):
+        late.append(to(coalescer, number, "b"))
+        await asyncio.sleep(0)
+    assert queues_of(store) == [[0, 1, 2]]
     store.gate.set()
     await asyncio.gather(*early, *late)
-    assert queues_of(store)[2:] == [[2]]
+    assert sorted(map(sorted, queues_of(store))) == [[0, 1, 2], [2, 3, 4]]
     assert [frame.bodies for frame in store.frames] == [[b"a"]] * 3 + [[b"b"]] * 3
 
 
+async def test_a_call_that_takes_long_keeps_no_other_queues(store: ScriptedStore, coalescer: Coalescer) -> None:
+    """What has come leaves without it, and what comes then waits for that call, too."""
+    store.gate.clear()
+    sent = [to(coalescer, 0, "a")]
+    for numbers in ([1, 2], [3, 4]):
+        await store.arrived.wait()
+        store.arrived.clear()
+        sent += [to(coalescer, number, "a") for number in numbers]
+    await store.arrived.wait()
+    assert queues_of(store) == [[0], [1, 2], [3, 4]]
+    store.gate.set()
+    await asyncio.gather(*sent)
+    assert len(store.requests) == 3
+
+
+async def test_nobody_waits_for_large_calls_and_flushes_of_other_queues(
+    store: ScriptedStore, coalescer: Coalescer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store itself lets appends share a flush."""
+    monkeypatch.setattr(coalesce, "COALESCE_MS", 1_000_000)
+    flushed = topic_of(3, durability="flush")
+    store.gate.clear()
+    sent = []
+    for number, body, topic in (
+        (0, "x" * limits.COALESCE_BYTES, WIDE),
+        (1, "a", flushed),
+        (2, "a", flushed),
+        (3, "a", WIDE),
+    ):
+        sent.append(to(coalescer, number, body, topic))
+        async with asyncio.timeout(10):
+            await store.arrived.wait()
+        store.arrived.clear()
+    assert queues_of(store) == [[0], [1], [2], [3]]
+    store.gate.set()
+    await asyncio.gather(*sent)
+
+
 async def test_what_gathered_for_several_queues_leaves_in_one_call(store: ScriptedStore, coalescer: Coalescer) -> None:
-    """Once the calls that they waited for are back; it does not matter how large those were."""
+    """Once the calls that they waited for are back."""
     store.gate.clear()
     sent = [to(coalescer, number, "a") for number in range(3)]
     body = "x" * (limits.COALESCE_BYTES + 1)
@@ -130,7 +170,7 @@ async def test_what_gathered_for_several_queues_leaves_in_one_call(store: Script
     sent += [to(coalescer, number, "b") for number in (3, 4, 2, 0)]
     store.gate.set()
     await asyncio.gather(*large, *sent)
-    assert sorted(sorted(each) for each in queues_of(store)) == [[0, 1, 2], [0, 2, 3, 4], [3], [4]]
+    assert sorted(sorted(each) for each in queues_of(store)) == [[0, 1, 2], [0, 2], [3], [3, 4], [4]]
 
 
 async def test_large_ones_go_in_calls_of_their_own(store: ScriptedStore, coalescer: Coalescer) -> None:
@@ -150,8 +190,7 @@ async def test_a_call_has_a_bounded_number_of_queues(store: ScriptedStore, coale
 async def test_nobody_waits_for_another_topics_flush(store: ScriptedStore, coalescer: Coalescer) -> None:
     """A call is answered when all of it holds, so topics of another durability have their own."""
     flushed = topic_of(2, durability="flush")
-    memory = topic_of(2, durability="memory")
-    await asyncio.gather(to(coalescer, 0, "a", flushed), to(coalescer, 1, "a", memory))
+    await asyncio.gather(to(coalescer, 0, "a", flushed), to(coalescer, 1, "a"))
     assert queues_of(store) == [[0], [1]]
 
 
@@ -353,6 +392,25 @@ async def test_close_waits_for_what_waits_behind_it(store: ScriptedStore) -> Non
     store.gate.set()
     await closing
     assert (sent.result().offset, behind.result().offset) == (0, 1)
+
+
+async def test_close_leaves_nobody_waiting_behind_a_call_that_was_ended(
+    store: ScriptedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of other queues: nothing of theirs was sent, and that is what they are told."""
+    monkeypatch.setattr(coalesce, "COALESCE_MS", 1_000_000)
+    coalescer = Coalescer(lambda queue: store)
+    store.gate.clear()
+    sent = to(coalescer, 0, "a")
+    await store.arrived.wait()
+    behind = to(coalescer, 1, "a")
+    await coalescer._tasks.close()
+    await coalescer.close()
+    assert [error.code for error in (await sent, await behind) if isinstance(error, MillpondError)] == [
+        "unknown_outcome",
+        "shutting_down",
+    ]
+    assert coalescer.pending_bytes == 0
 
 
 async def test_a_store_that_never_answers(store: ScriptedStore) -> None:
