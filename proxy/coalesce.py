@@ -182,6 +182,8 @@ class Coalescer:
                 await self._carry(way[0], first)
             finally:
                 self._under_way[way] -= quick
+                if not self._under_way[way]:
+                    del self._under_way[way]  # its store may be another one the next time
 
     async def _carry(self, store: StoreClient, lanes: list[_Lane]) -> None:
         """One call of the store; what has gathered meanwhile leaves again."""

@@ -18,9 +18,7 @@ from millpond.core.http.prompt import PROMPT_BYTES
 from millpond.core.http.routing import Found
 from millpond.core.limits import TARGET_CHARS
 
-HEAD_BYTES = (
-    2_048  # longer ones are not remembered: each connection keeps one; another target adds TARGET_CHARS at most
-)
+HEAD_BYTES = 2_048  # longer ones are not remembered, one for each connection; another target adds TARGET_CHARS
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]+)\r\n", re.IGNORECASE)
 _DIGITS_MOST = len(str(PROMPT_BYTES))
 _PLAIN = re.compile(rb"(?:/[A-Za-z0-9_.~-]+)+")  # targets of which a parser makes nothing else
