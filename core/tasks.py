@@ -29,6 +29,11 @@ class Tasks:
     def __len__(self) -> int:
         return len(self._tasks)
 
+    @property
+    def closed(self) -> bool:
+        """Nothing is started any more; what runs may not have ended yet."""
+        return self._closed
+
     def spawn(self, coro: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
         """Run `coro` until it ends or `close` cancels it. After `close` nothing is started: RuntimeError."""
         if self._closed:

@@ -167,7 +167,8 @@ class Coalescer:
             self._leaving[way] = _Leaving([lane])
 
     def _start(self, way: _Way) -> None:
-        self._tasks.spawn(self._depart(way), "coalescer")
+        if not self._tasks.closed:  # else `close` gives up what would leave
+            self._tasks.spawn(self._depart(way), "coalescer")
 
     async def _depart(self, way: _Way) -> None:
         """Calls of those that leave, and then of those that have waited for the first of these."""

@@ -413,6 +413,27 @@ async def test_close_leaves_nobody_waiting_behind_a_call_that_was_ended(
     assert coalescer.pending_bytes == 0
 
 
+async def test_whose_time_comes_while_calls_are_ended_is_told(
+    store: ScriptedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The timer of those that wait for a call no longer starts another one, and fails over nothing."""
+    monkeypatch.setattr(coalesce, "COALESCE_MS", 0)
+    failed: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failed.append(context))
+    coalescer = Coalescer(lambda queue: store)
+    store.gate.clear()
+    sent = to(coalescer, 0, "a")
+    await store.arrived.wait()
+    behind = to(coalescer, 1, "a")
+    await coalescer._tasks.close()
+    await coalescer.close()
+    assert [error.code for error in (await sent, await behind) if isinstance(error, MillpondError)] == [
+        "unknown_outcome",
+        "shutting_down",
+    ]
+    assert not failed
+
+
 async def test_a_store_that_never_answers(store: ScriptedStore) -> None:
     """The call's own timeout: the outcome is unknown, and the queue is free again."""
     coalescer = Coalescer(lambda queue: store, call_ms=-4_990)
