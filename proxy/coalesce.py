@@ -167,12 +167,12 @@ class Coalescer:
             self._leaving[way] = _Leaving([lane])
 
     def _start(self, way: _Way) -> None:
-        if not self._tasks.closed:  # else `close` gives up what would leave
+        if not self._tasks.closed:  # else `close` gives up who would leave
             self._tasks.spawn(self._depart(way), "coalescer")
 
     async def _depart(self, way: _Way) -> None:
         """Calls of those that leave, and then of those that have waited for the first of these."""
-        while (leaving := self._leaving.pop(way, None)) is not None:
+        while not self._tasks.closed and (leaving := self._leaving.pop(way, None)) is not None:
             _no_later(leaving)
             first, *others = _calls(leaving.lanes)
             for lanes in others:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 import pytest
 
@@ -18,7 +19,7 @@ from millpond.proxy.coalesce import SINGLE_BYTES, Coalescer
 from millpond.proxy.encode import Rows, split
 from millpond.proxy.frame_plan import Placed, PlacedRun, PlacedSingle
 from millpond.proxy.incoming import Single, gather
-from millpond.store.client import AppendOutcome, Duplicate, QueueAppend, StoreClient
+from millpond.store.client import AppendOutcome, AppendRequest, AppendResult, Duplicate, QueueAppend, StoreClient
 
 from .conftest import ScriptedStore, topic_of
 
@@ -394,30 +395,13 @@ async def test_close_waits_for_what_waits_behind_it(store: ScriptedStore) -> Non
     assert (sent.result().offset, behind.result().offset) == (0, 1)
 
 
+@pytest.mark.parametrize("wait_ms", [1_000_000, 0])
 async def test_close_leaves_nobody_waiting_behind_a_call_that_was_ended(
-    store: ScriptedStore, monkeypatch: pytest.MonkeyPatch
+    store: ScriptedStore, monkeypatch: pytest.MonkeyPatch, wait_ms: int
 ) -> None:
-    """Of other queues: nothing of theirs was sent, and that is what they are told."""
-    monkeypatch.setattr(coalesce, "COALESCE_MS", 1_000_000)
-    coalescer = Coalescer(lambda queue: store)
-    store.gate.clear()
-    sent = to(coalescer, 0, "a")
-    await store.arrived.wait()
-    behind = to(coalescer, 1, "a")
-    await coalescer._tasks.close()
-    await coalescer.close()
-    assert [error.code for error in (await sent, await behind) if isinstance(error, MillpondError)] == [
-        "unknown_outcome",
-        "shutting_down",
-    ]
-    assert coalescer.pending_bytes == 0
-
-
-async def test_whose_time_comes_while_calls_are_ended_is_told(
-    store: ScriptedStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The timer of those that wait for a call no longer starts another one, and fails over nothing."""
-    monkeypatch.setattr(coalesce, "COALESCE_MS", 0)
+    """Of other queues: nothing of theirs was sent, and that is what they are told; also when their time to leave comes
+    while calls are ended, and without an error of the timer's own."""
+    monkeypatch.setattr(coalesce, "COALESCE_MS", wait_ms)
     failed: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: failed.append(context))
     coalescer = Coalescer(lambda queue: store)
@@ -431,7 +415,31 @@ async def test_whose_time_comes_while_calls_are_ended_is_told(
         "unknown_outcome",
         "shutting_down",
     ]
-    assert not failed
+    assert (coalescer.pending_bytes, failed) == (0, [])
+
+
+async def test_a_call_that_is_answered_while_calls_are_ended_is_the_last(
+    store: ScriptedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that waited for it are told that nothing of theirs was sent, however many calls they would have been."""
+
+    async def answers_all_the_same(request: AppendRequest) -> AppendResult:
+        with suppress(asyncio.CancelledError):
+            await store.gate.wait()
+        return AppendResult([AppendOutcome(0, 1_000) for _ in request.appends], 1)
+
+    monkeypatch.setattr(coalesce, "COALESCE_MS", 1_000_000)
+    monkeypatch.setattr(store, "append", answers_all_the_same)
+    coalescer = Coalescer(lambda queue: store)
+    store.gate.clear()
+    sent = to(coalescer, 0, "a")
+    await asyncio.sleep(0)
+    behind = [to(coalescer, 1, "a"), to(coalescer, 2, "a" * (limits.COALESCE_BYTES + 1))]
+    await coalescer._tasks.close()
+    await coalescer.close()
+    assert sent.result().offset == 0
+    assert [error.code for one in behind if isinstance(error := one.result(), MillpondError)] == ["shutting_down"] * 2
+    assert coalescer.pending_bytes == 0
 
 
 async def test_a_store_that_never_answers(store: ScriptedStore) -> None:
