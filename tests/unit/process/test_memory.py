@@ -1,10 +1,11 @@
-"""Memory is given back after work, once, and never during it."""
+"""Memory is given back after work, once; during it what is free alone, when memory has piled up."""
 
 from __future__ import annotations
 
 import pytest
 
-from millpond.memory import LOOK_SECONDS, Tidier, give_back, used_cpu
+from millpond.core.limits import MIB
+from millpond.memory import CROWD_BYTES, CROWD_STEP_BYTES, LOOK_SECONDS, Tidier, give_back, held_bytes, used_cpu
 
 
 @pytest.mark.parametrize(
@@ -40,6 +41,78 @@ def test_what_giving_back_takes_is_no_work() -> None:
     for _ in range(4):
         tidier.look()
     assert len(times) == 1
+
+
+class Heap:
+    """A process's memory: what is in use, and what was freed and stands there still."""
+
+    def __init__(self) -> None:
+        self.used = self.free = 0
+        self.given: list[int] = []
+
+    def held(self) -> int:
+        return self.used + self.free
+
+    def release(self) -> None:
+        self.given.append(self.free)
+        self.free = 0
+
+
+@pytest.fixture
+def heap() -> Heap:
+    return Heap()
+
+
+@pytest.fixture
+def crowd(heap: Heap) -> Tidier:
+    return Tidier(held=heap.held, release_free=heap.release)
+
+
+def test_what_piles_up_under_load_is_given_back_by_steps(heap: Heap, crowd: Tidier) -> None:
+    heap.used = CROWD_BYTES // 2
+    for _ in range(100):
+        heap.free += CROWD_STEP_BYTES // 4
+        assert heap.held() <= CROWD_BYTES + CROWD_STEP_BYTES // 4
+        crowd.look_for_crowd()
+    assert heap.given
+
+
+def test_what_is_in_use_is_not_looked_through_in_vain(heap: Heap, crowd: Tidier) -> None:
+    """Once when it comes to be so much, and again after a step: not at every look."""
+    heap.used = 2 * CROWD_BYTES
+    for _ in range(10):
+        crowd.look_for_crowd()
+    assert len(heap.given) == 1
+    heap.used += CROWD_STEP_BYTES - 1
+    crowd.look_for_crowd()
+    assert len(heap.given) == 1
+    heap.used += 1
+    crowd.look_for_crowd()
+    assert len(heap.given) == 2
+
+
+def test_a_step_counts_from_the_least_since(heap: Heap, crowd: Tidier) -> None:
+    heap.used = 2 * CROWD_BYTES
+    crowd.look_for_crowd()
+    heap.used = CROWD_BYTES
+    crowd.look_for_crowd()
+    heap.free = CROWD_STEP_BYTES
+    crowd.look_for_crowd()
+    assert heap.given == [0, CROWD_STEP_BYTES]
+
+
+def test_a_small_process_keeps_what_it_has_freed(heap: Heap, crowd: Tidier) -> None:
+    for heap.free in (0, CROWD_BYTES - 1, 0, CROWD_BYTES - 1):
+        crowd.look_for_crowd()
+    assert not heap.given
+
+
+def test_the_memory_that_is_held_is_anonymous_memory() -> None:
+    """A block that was written to counts, wherever it stands; 0 is what a system says that does not tell."""
+    before = held_bytes()
+    block = bytearray(b"x") * (64 * MIB)
+    assert not before or held_bytes() - before > 48 * MIB
+    del block
 
 
 def test_the_real_ones_can_be_called() -> None:
