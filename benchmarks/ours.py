@@ -15,6 +15,7 @@ from millpond.client.reader import Reader
 from millpond.client.topics import Durability, Topics
 
 STORED_PER_SECOND = {"read": 400_000, "lease": 100_000}  # messages there, for each second of the setup
+ONE_AT_A_TIME_PER_SECOND = 800  # about: what a round of so many seconds has room for
 TOPICS, TOPIC_QUEUES = 256, 8
 
 
@@ -92,6 +93,13 @@ class Ours:
             )  # fmt: skip
         return {"p50": times.p50_ms, "p99": times.p99_ms}
 
+    async def one_at_a_time(self, durability: Durability) -> dict[str, float]:
+        async with produce.temporary(self.connection, self.setup, durability) as topic:
+            count = int(ONE_AT_A_TIME_PER_SECOND * self.setup.seconds)
+            times = await batched.one_at_a_time(self.connection, topic, "latency", self.setup.message_bytes, count)
+        assert times.count == count, f"{times.count} of {count} messages came"
+        return {"p50": times.p50_ms, "p99": times.p99_ms}
+
     async def topics(self) -> dict[str, float]:
         """Rates into one topic and into many, and what of the first is left with many."""
         one = await self._spread(1)
@@ -148,5 +156,11 @@ WORKS: dict[str, Compared] = {
     "lease + ack": Compared("messages/s", lambda ours: ours.lease(), "a group, acked by receipt"),
     "latency, memory": Compared("ms", lambda ours: ours.latency("memory"), "send to the consumer's hand, 1,000/s"),
     "latency, flush": Compared("ms", lambda ours: ours.latency("flush"), "send to the consumer's hand, 1,000/s"),
+    "latency, one at a time, memory": Compared(
+        "ms", lambda ours: ours.one_at_a_time("memory"), "send to the consumer's hand, then the next one"
+    ),
+    "latency, one at a time, flush": Compared(
+        "ms", lambda ours: ours.one_at_a_time("flush"), "send to the consumer's hand, then the next one"
+    ),
     "many topics": Compared("messages/s", lambda ours: ours.topics(), f"1 and {TOPICS} topics x {TOPIC_QUEUES}"),
 }

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.children import Place, ToolFailed, free_port
-from benchmarks.ours import STORED_PER_SECOND
+from benchmarks.ours import ONE_AT_A_TIME_PER_SECOND, STORED_PER_SECOND
 from benchmarks.peers import fetch
 from benchmarks.peers.fetch import CannotBeHad
 from benchmarks.peers.peer import Figures, Paced, Peer, Work
@@ -37,7 +37,6 @@ WARM_FACTOR = 2  # its rounds are so much longer than ours, for a new JVM to be 
 SINGLE_PARTITIONS = 8
 FLUSHED = "flush.messages=1"
 CONFLUENT = "confluent-kafka"
-LATENCY_PER_SECOND = 800  # of EndToEndLatency, about: one message after the other
 PRODUCED = re.compile(r"^(\d+) records sent, ([\d.]+) records/sec", re.M)
 QUANTILES = re.compile(r"Percentiles: 50th = (\d+), 99th = (\d+), 99\.9th = (\d+)")
 AVERAGE = re.compile(r"Avg latency: ([\d.]+) ms")
@@ -52,7 +51,7 @@ class Kafka(Peer):
         "producer's rounds are twice as long as ours); its broker and its client share two cores with each other. "
         "Where its producer makes the bodies, that takes more of it than sending them. EndToEndLatency rounds "
         "quantiles down to whole milliseconds and sends one message after the other, as fast as that goes, where ours "
-        "keeps to a fixed rate and counts every stall. To us: Kafka's binary protocol, not HTTP; its single requests "
+        "keeps to a fixed rate and counts every stall, but for the rows `one at a time`: there both do the same. To us: Kafka's binary protocol, not HTTP; its single requests "
         "are pipelined by 64 on one connection, and a request may hold one record of each of 8 partitions."
     )
 
@@ -87,6 +86,8 @@ class Kafka(Peer):
             Work("direct read, batches", self._consume),
             Work("latency, memory", partial(self._latency, "")),
             Work("latency, flush", partial(self._latency, FLUSHED)),
+            Work("latency, one at a time, memory", partial(self._latency, "")),
+            Work("latency, one at a time, flush", partial(self._latency, FLUSHED)),
             Work("batched produce, memory", partial(self._confluent, "produce"), CONFLUENT),
             Work("direct read, messages", partial(self._confluent, "consume"), CONFLUENT),
             Work("many topics", partial(self._confluent, "topics"), CONFLUENT),
@@ -145,7 +146,7 @@ class Kafka(Peer):
 
     async def _latency(self, config: str) -> Figures:
         topic = await self._topic(config, 1)
-        messages = str(int(LATENCY_PER_SECOND * self.setup.seconds))
+        messages = str(int(ONE_AT_A_TIME_PER_SECOND * self.setup.seconds))
         printed = await self._here.run(
             *self.java(self._jars, "-Xmx512m"), f"{TOOLS}.EndToEndLatency", self._address, topic, messages, "1",
             str(self.setup.message_bytes),

@@ -1,4 +1,5 @@
-"""Messages through the SDK: produce in batches, read, consume, and the time from send to receipt at a steady rate."""
+"""Messages through the SDK: produce in batches, read, consume, and the time from send to receipt, at a steady rate or
+one at a time."""
 
 from __future__ import annotations
 
@@ -178,6 +179,28 @@ async def latency(
         await asyncio.wait([receiving], timeout=IDLE_SECONDS)
         receiving.cancel()
         await asyncio.wait([receiving])
+    return Times.of(took)
+
+
+async def one_at_a_time(connection: Connection, topic: str, group: str, message_bytes: int, count: int) -> Times:
+    """From just before `send` to the message in a consumer's hand; the next one is sent then, so a stall is one
+    message's. Ends early when one does not arrive within 30 s."""
+    clock = connection.clock
+    body = b"x" * message_bytes
+    took: list[float] = []
+    async with (
+        Consumer(topic, group, connection=connection, start="latest", wait_ms=10_000) as consumer,
+        Producer(topic, connection=connection, linger_ms=0) as producer,
+    ):
+        await _first_round(producer, consumer)
+        for _ in range(count):
+            begin = clock.monotonic()
+            await producer.send(body)
+            batch = await consumer.receive(IDLE_SECONDS)
+            if batch is None:
+                break
+            took.append(clock.monotonic() - begin)
+            batch.ack_soon()
     return Times.of(took)
 
 
