@@ -24,7 +24,7 @@ LOOK_SECONDS = 5.0
 QUIET_SHARE = 0.1  # of one core
 CROWD_LOOK_SECONDS = 0.25
 CROWD_BYTES = 256 * MIB  # a service with its newest frames and what it reads ahead of a reader has up to 250
-CROWD_STEP_BYTES = 32 * MIB  # grown by so much since the last time: what is in use is not looked through in vain
+CROWD_GROWTH = 9 / 8  # of what was in use the last time: that is not looked through again and again in vain
 _STATM = Path("/proc/self/statm")
 
 
@@ -73,7 +73,7 @@ class Tidier:
         self._release_free = release_free
         self._before = cpu()
         self._worked = False
-        self._least = CROWD_BYTES - CROWD_STEP_BYTES
+        self._in_use = 0
 
     async def run(self) -> None:
         while True:
@@ -83,12 +83,12 @@ class Tidier:
             self.look()
 
     def look_for_crowd(self) -> None:
-        """Called every CROWD_LOOK_SECONDS: has memory grown by a step beyond what was in use the last time?"""
+        """Called every CROWD_LOOK_SECONDS: has memory grown by an eighth beyond what was in use the last time?"""
         held = self._held()
-        self._least = max(min(self._least, held), CROWD_BYTES - CROWD_STEP_BYTES)
-        if held >= self._least + CROWD_STEP_BYTES:
+        self._in_use = min(self._in_use, held)
+        if held >= max(CROWD_BYTES, self._in_use * CROWD_GROWTH):
             self._release_free()
-            self._least = self._held()
+            self._in_use = self._held()
 
     def look(self) -> None:
         """Called every LOOK_SECONDS: was there work, and is it over?"""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from millpond.core.limits import MIB
-from millpond.memory import CROWD_BYTES, CROWD_STEP_BYTES, LOOK_SECONDS, Tidier, give_back, held_bytes, used_cpu
+from millpond.memory import CROWD_BYTES, CROWD_GROWTH, LOOK_SECONDS, Tidier, give_back, held_bytes, used_cpu
 
 
 @pytest.mark.parametrize(
@@ -68,22 +68,22 @@ def crowd(heap: Heap) -> Tidier:
     return Tidier(held=heap.held, release_free=heap.release)
 
 
-def test_what_piles_up_under_load_is_given_back_by_steps(heap: Heap, crowd: Tidier) -> None:
+def test_what_piles_up_under_load_is_given_back(heap: Heap, crowd: Tidier) -> None:
     heap.used = CROWD_BYTES // 2
     for _ in range(100):
-        heap.free += CROWD_STEP_BYTES // 4
-        assert heap.held() <= CROWD_BYTES + CROWD_STEP_BYTES // 4
+        heap.free += CROWD_BYTES // 32
+        assert heap.held() < CROWD_BYTES + CROWD_BYTES // 32
         crowd.look_for_crowd()
     assert heap.given
 
 
 def test_what_is_in_use_is_not_looked_through_in_vain(heap: Heap, crowd: Tidier) -> None:
-    """Once when it comes to be so much, and again after a step: not at every look."""
+    """Once when it comes to be so much, and again when it has grown by its share: not at every look."""
     heap.used = 2 * CROWD_BYTES
     for _ in range(10):
         crowd.look_for_crowd()
     assert len(heap.given) == 1
-    heap.used += CROWD_STEP_BYTES - 1
+    heap.used = int(2 * CROWD_BYTES * CROWD_GROWTH) - 1
     crowd.look_for_crowd()
     assert len(heap.given) == 1
     heap.used += 1
@@ -91,14 +91,14 @@ def test_what_is_in_use_is_not_looked_through_in_vain(heap: Heap, crowd: Tidier)
     assert len(heap.given) == 2
 
 
-def test_a_step_counts_from_the_least_since(heap: Heap, crowd: Tidier) -> None:
+def test_growth_counts_from_the_least_since(heap: Heap, crowd: Tidier) -> None:
     heap.used = 2 * CROWD_BYTES
     crowd.look_for_crowd()
     heap.used = CROWD_BYTES
     crowd.look_for_crowd()
-    heap.free = CROWD_STEP_BYTES
+    heap.free = int(CROWD_BYTES * (CROWD_GROWTH - 1))
     crowd.look_for_crowd()
-    assert heap.given == [0, CROWD_STEP_BYTES]
+    assert len(heap.given) == 2
 
 
 def test_a_small_process_keeps_what_it_has_freed(heap: Heap, crowd: Tidier) -> None:
