@@ -51,8 +51,9 @@ class Kafka(Peer):
         "producer's rounds are twice as long as ours); its broker and its client share two cores with each other. "
         "Where its producer makes the bodies, that takes more of it than sending them. EndToEndLatency rounds "
         "quantiles down to whole milliseconds and sends one message after the other, as fast as that goes, where ours "
-        "keeps to a fixed rate and counts every stall, but for the rows `one at a time`: there both do the same. To us: Kafka's binary protocol, not HTTP; its single requests "
-        "are pipelined by 64 on one connection, and a request may hold one record of each of 8 partitions."
+        "keeps to a fixed rate and counts every stall; `one at a time` both do the same. To us: Kafka's binary "
+        "protocol, not HTTP; its single requests are pipelined by 64 on one connection, and a request may hold one "
+        "record of each of 8 partitions."
     )
 
     async def fetch(self) -> None:
