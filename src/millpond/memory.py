@@ -23,6 +23,7 @@ from millpond.core.limits import MIB
 LOOK_SECONDS = 5.0
 QUIET_SHARE = 0.1  # of one core
 CROWD_LOOK_SECONDS = 0.25
+CALM_LOOK_SECONDS = 1.25  # below three quarters of a crowd: a look into cold caches takes 0.4 ms
 CROWD_BYTES = 256 * MIB  # a service with its newest frames and what it reads ahead of a reader has up to 250
 CROWD_GROWTH = 9 / 8  # of what was in use the last time: that is not looked through again and again in vain
 _STATM = Path("/proc/self/statm")
@@ -77,18 +78,21 @@ class Tidier:
 
     async def run(self) -> None:
         while True:
-            for _ in range(round(LOOK_SECONDS / CROWD_LOOK_SECONDS)):
-                await asyncio.sleep(CROWD_LOOK_SECONDS)
-                self.look_for_crowd()
+            waited = 0.0
+            while waited < LOOK_SECONDS:
+                pause = self.look_for_crowd()
+                await asyncio.sleep(pause)
+                waited += pause
             self.look()
 
-    def look_for_crowd(self) -> None:
-        """Called every CROWD_LOOK_SECONDS: has memory grown by an eighth beyond what was in use the last time?"""
+    def look_for_crowd(self) -> float:
+        """Has memory grown by an eighth beyond what was in use the last time? Answers when to ask again, in seconds."""
         held = self._held()
         self._in_use = min(self._in_use, held)
         if held >= max(CROWD_BYTES, self._in_use * CROWD_GROWTH):
             self._release_free()
             self._in_use = self._held()
+        return CROWD_LOOK_SECONDS if 4 * held >= 3 * CROWD_BYTES else CALM_LOOK_SECONDS
 
     def look(self) -> None:
         """Called every LOOK_SECONDS: was there work, and is it over?"""

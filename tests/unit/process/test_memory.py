@@ -5,7 +5,17 @@ from __future__ import annotations
 import pytest
 
 from millpond.core.limits import MIB
-from millpond.memory import CROWD_BYTES, CROWD_GROWTH, LOOK_SECONDS, Tidier, give_back, held_bytes, used_cpu
+from millpond.memory import (
+    CALM_LOOK_SECONDS,
+    CROWD_BYTES,
+    CROWD_GROWTH,
+    CROWD_LOOK_SECONDS,
+    LOOK_SECONDS,
+    Tidier,
+    give_back,
+    held_bytes,
+    used_cpu,
+)
 
 
 @pytest.mark.parametrize(
@@ -99,6 +109,13 @@ def test_growth_counts_from_the_least_since(heap: Heap, crowd: Tidier) -> None:
     heap.free = int(CROWD_BYTES * (CROWD_GROWTH - 1))
     crowd.look_for_crowd()
     assert len(heap.given) == 2
+
+
+def test_a_small_process_is_looked_at_less_often(heap: Heap, crowd: Tidier) -> None:
+    heap.used = CROWD_BYTES // 4
+    assert crowd.look_for_crowd() == CALM_LOOK_SECONDS
+    heap.free = CROWD_BYTES // 2
+    assert crowd.look_for_crowd() == CROWD_LOOK_SECONDS
 
 
 def test_a_small_process_keeps_what_it_has_freed(heap: Heap, crowd: Tidier) -> None:
