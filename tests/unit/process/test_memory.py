@@ -18,41 +18,6 @@ from millpond.memory import (
 )
 
 
-@pytest.mark.parametrize(
-    ("shares", "given"),
-    [
-        ([0.0, 0.0, 0.0], 0),  # never worked
-        ([0.9, 0.9, 0.9], 0),  # works still
-        ([0.9, 0.0, 0.0, 0.0], 1),  # once
-        ([0.9, 0.0, 0.9, 0.0, 0.0], 2),  # once after each time
-        ([0.05, 0.05], 0),  # that little is no work
-    ],
-)
-def test_when_it_gives_back(shares: list[float], given: int) -> None:
-    """`shares`: of one core, in each time between two looks."""
-    cpu, times = [0.0], []
-    tidier = Tidier(lambda: cpu[0], lambda: times.append(1))
-    for share in shares:
-        cpu[0] += share * LOOK_SECONDS
-        tidier.look()
-    assert len(times) == given
-
-
-def test_what_giving_back_takes_is_no_work() -> None:
-    """Else it would be repeated for ever."""
-    cpu, times = [0.0], []
-
-    def release() -> None:
-        cpu[0] += LOOK_SECONDS
-        times.append(1)
-
-    tidier = Tidier(lambda: cpu[0], release)
-    cpu[0] += LOOK_SECONDS
-    for _ in range(4):
-        tidier.look()
-    assert len(times) == 1
-
-
 class Heap:
     """A process's memory: what is in use, and what was freed and stands there still."""
 
@@ -76,6 +41,60 @@ def heap() -> Heap:
 @pytest.fixture
 def crowd(heap: Heap) -> Tidier:
     return Tidier(held=heap.held, release_free=heap.release)
+
+
+@pytest.mark.parametrize(
+    ("shares", "given"),
+    [
+        ([0.0, 0.0, 0.0], 0),  # never worked
+        ([0.9, 0.9, 0.9], 0),  # works still
+        ([0.9, 0.0, 0.0, 0.0], 1),  # once
+        ([0.9, 0.0, 0.9, 0.0, 0.0], 2),  # once after each time
+        ([0.05, 0.05], 0),  # that little is no work
+    ],
+)
+def test_when_it_gives_back(shares: list[float], given: int) -> None:
+    """`shares`: of one core, in each time between two looks."""
+    cpu, times = [0.0], []
+    tidier = Tidier(lambda: cpu[0], lambda: times.append(1))
+    for share in shares:
+        cpu[0] += share * LOOK_SECONDS
+        tidier.look()
+    assert len(times) == given
+
+
+async def test_both_are_looked_for_as_time_passes(heap: Heap, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A minute of work with memory that piles up, and then rest: free memory often, and all of it once."""
+    cpu, passed, times = [0.0], [0.0], []
+
+    async def sleep(seconds: float) -> None:
+        passed[0] += seconds
+        if passed[0] > 75:
+            raise TimeoutError
+        if passed[0] <= 60:
+            cpu[0] += seconds
+            heap.free += CROWD_BYTES // 8
+
+    monkeypatch.setattr("millpond.memory.asyncio.sleep", sleep)
+    with pytest.raises(TimeoutError):
+        await Tidier(lambda: cpu[0], lambda: times.append(passed[0]), heap.held, heap.release).run()
+    assert len(heap.given) > 1
+    assert len(times) == 1 and 60 <= times[0] <= 60 + 2 * LOOK_SECONDS + CALM_LOOK_SECONDS
+
+
+def test_what_giving_back_takes_is_no_work() -> None:
+    """Else it would be repeated for ever."""
+    cpu, times = [0.0], []
+
+    def release() -> None:
+        cpu[0] += LOOK_SECONDS
+        times.append(1)
+
+    tidier = Tidier(lambda: cpu[0], release)
+    cpu[0] += LOOK_SECONDS
+    for _ in range(4):
+        tidier.look()
+    assert len(times) == 1
 
 
 def test_what_piles_up_under_load_is_given_back(heap: Heap, crowd: Tidier) -> None:
