@@ -25,7 +25,7 @@ from millpond.core.limits import KIB, MIB
 
 STEP_BYTES = 256 * KIB  # written or read at once, 0.25 ms of a disk that makes 1 GB/s: larger ones held up others
 LONG_STEP_BYTES = MIB  # .. while there are no others
-ALLOCATE_BYTES = 8 * MIB
+ALLOCATE_BYTES = 8 * MIB  # taken at once, or as much as there is: what is not written to goes back to the disk
 SHRINK_BYTES = 4 * MIB  # given back at once: a sync beside it waits for 1 to 3 ms
 _BLOCK_BYTES = 4096
 _NOT_POSSIBLE = (errno.EINVAL, errno.EOPNOTSUPP)
@@ -115,8 +115,9 @@ class GentleFile:
     def _step(self, data: memoryview) -> None:
         """Write `data`, of which the first `_held` bytes count."""
         if self._written + len(data) > self._allocated:
-            os.posix_fallocate(self._fd, self._allocated, ALLOCATE_BYTES)
-            self._allocated += ALLOCATE_BYTES
+            more = max(len(data), min(ALLOCATE_BYTES, self._allocated))
+            os.posix_fallocate(self._fd, self._allocated, more)
+            self._allocated += more
         done = 0
         while done < len(data):
             done += self._put(data[done:], self._written + done)

@@ -70,6 +70,30 @@ def test_what_is_written_comes_back(tmp_path: Path, size: int, piece: int, long:
     assert b"".join(bytes(each) for each in read_through(tmp_path / "one", steps)) == bytes(data)
 
 
+@pytest.mark.parametrize("size", [4096, STEP_BYTES, 5 * STEP_BYTES, 3 * ALLOCATE_BYTES])
+@pytest.mark.parametrize("long", [False, True])
+def test_blocks_beforehand_are_in_proportion(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, long: bool
+) -> None:
+    """At most as many again as are written, and no more than ALLOCATE_BYTES: the others are given back, and a disk that
+    is told of them has work with each."""
+    taking, taken = os.posix_fallocate, []
+
+    def take(handle: int, start: int, length: int) -> None:
+        assert start == sum(taken), "behind those before"
+        taken.append(length)
+        taking(handle, start, length)
+
+    monkeypatch.setattr(gentle.os, "posix_fallocate", take)
+    steps = Steps()
+    steps.take(0, long=long)
+    file = GentleFile(tmp_path / "one", steps, read_back=False)
+    file.write(memoryview(mmap(-1, size)))
+    file.sync()
+    file.close()
+    assert size <= sum(taken) <= size + min(size, ALLOCATE_BYTES)
+
+
 def test_a_failed_write_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only "not possible" is answered by another way."""
     file = GentleFile(tmp_path / "one", Steps(), read_back=True)
