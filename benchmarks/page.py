@@ -1,15 +1,17 @@
 """`python -m benchmarks.page [RESULT.json ..]`: docs/benchmarks.md and its charts, from what runs wrote.
 
-Several results of one machine become one page; a later figure of the same name replaces an earlier one, except what the
-host took, where each run's share stays, and the most memory that a load took, where the greatest does. Together they
-are kept as benchmarks/results/latest.json, which is also what is read when none is named. Every figure on the page is
-out of that file, but for how the aims did in the runs kept beside it.
+Several results of one machine become one page. Rounds of a command that ran more than once count together; else a later
+figure of the same name replaces an earlier one, except what the host took, where each run's share stays, and the most
+memory that a load took, where the greatest does. Together they are kept as benchmarks/results/latest.json, which is
+also what is read when none is named. Every figure on the page is out of that file, but for how the aims did in the runs
+kept beside it.
 """
 
 from __future__ import annotations
 
 import statistics
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -40,7 +42,7 @@ HEAD = """# Benchmarks
 <!-- Made by `python -m benchmarks.page` from benchmarks/results/latest.json; do not edit. -->
 
 Figures of one machine, client and servers sharing its cores. Each is the median of the rounds that its command below
-asks for (3 of 4 s where it does not say),
+asks for (3 of 4 s where it does not say; all of them where it ran more than once),
 interleaved with what it is compared with (A B A B ..) after a round that is not counted; before each round the disk has
 what was written, and the processes have come to rest. A ratio counts more than a figure. To see yours:
 `make bench`, and with peers `make bench PEERS="kafka rocketmq nats redis rabbitmq elasticmq"`. Where the time goes, and
@@ -54,18 +56,21 @@ def merged(results: Sequence[Result]) -> Result:
     if any(one.machine != last.machine for one in results):
         raise ValueError("results of different machines do not make one page")
     lines: dict[str, Line] = {}
-    for line in (line for one in results for line in one.lines):
+    asked: dict[str, str] = {}
+    for command, line in ((one.command, line) for one in results for line in one.lines):
         values, before = line.values, lines.get(line.name)
-        if before is not None and line.name.startswith(TAKEN):
-            values = [*before.values, *values]
-        elif before is not None and line.name.startswith(MOST):
+        if before is not None and line.name.startswith(MOST):
             values = [max(*before.values, *values)]
+        elif before is not None and (line.name.startswith(TAKEN) or asked[line.name] == command):
+            values = [*before.values, *values]
         lines[line.name] = msgspec.structs.replace(line, values=values)
+        asked[line.name] = command
     peers: dict[str, PeerReport] = {}
     for peer in (peer for one in results for peer in one.peers):
         before = peers.get(peer.key)
         peers[peer.key] = peer if before is None else _both(before, peer)
-    commands = list(dict.fromkeys(one.command for one in results if one.command))
+    times = Counter(one.command for one in results if one.command)
+    commands = [text if count == 1 else f"{text}  # {count} times" for text, count in times.items()]
     return msgspec.structs.replace(
         last, lines=list(lines.values()), peers=list(peers.values()), command="\n".join(commands)
     )

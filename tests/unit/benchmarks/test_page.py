@@ -101,6 +101,17 @@ def test_results_of_one_machine_are_merged() -> None:
     assert both.command.splitlines() == [RESULT.command, "second"]
 
 
+def test_rounds_of_a_command_that_ran_twice_count_together() -> None:
+    """Two hours say more than one, and none of them is chosen."""
+    one, other, two = (
+        msgspec.structs.replace(RESULT, lines=[Line("fdatasync 4 KiB", "ms", [value])], command=command)
+        for value, command in ((0.3, "second"), (0.1, "first"), (0.2, "first"))
+    )
+    both = page.merged([one, other, two])
+    assert [line.values for line in both.lines] == [[0.1, 0.2]]
+    assert both.command.splitlines() == ["second", "first  # 2 times"]
+
+
 def test_what_the_host_took_of_each_run_is_told() -> None:
     """A calm run does not hide a disturbed one, whose other figures stay on the page."""
     share = "taken by the host under produce"
