@@ -92,8 +92,10 @@ class ObjectEncoder:
     def __init__(self, write: Write, topic_id: int, epoch: int) -> None:
         """`write` takes the object's bytes in their order; they do not change afterwards."""
         self._sink = _Sink(write)
-        self._file = pa.PythonFile(self._sink, mode="w")
+        # Gathered where no other thread of the interpreter is waited for: a row group is some 36 writes.
+        self._file = pa.BufferedOutputStream(pa.PythonFile(self._sink, mode="w"), ROW_GROUP_BYTES)
         self._writer = pq.ParquetWriter(self._file, TIER_SCHEMA, **PARQUET)
+        self._file.flush()  # what a file begins with is of no row group
         self._topic_id = topic_id
         self._epoch = epoch
         self._groups: list[RowGroup] = []
@@ -104,6 +106,7 @@ class ObjectEncoder:
         at = self._sink.position
         self._sink.crc = 0
         self._writer.write_table(rows, row_group_size=rows.num_rows)
+        self._file.flush()
         size, crc, clocks = self._sink.position - at, self._sink.crc, (span.max_store_ts, span.max_born_ts)
         self._groups.append(RowGroup(span.queue, span.first, rows.num_rows, at, size, crc, *clocks))
         if self._ranges and self._ranges[-1].queue == span.queue:
@@ -117,6 +120,7 @@ class ObjectEncoder:
         self._writer.add_key_value_metadata({FOOTER_KEY: msgspec.json.encode(footer)})
         tail = self._sink.hold(GUARD_BYTES)
         self._writer.close()
+        self._file.flush()
         self._sink.release(FOOTER_MAGIC + google_crc32c.value(bytes(tail)).to_bytes(4, "little"))
         footer_bytes = GUARD_BYTES + len(tail)
         assert footer_bytes <= TIER_FOOTER_BYTES, "64 row groups describe themselves in far less"

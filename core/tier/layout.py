@@ -27,7 +27,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from millpond.core.limits import TIER_FOOTER_BYTES
+from millpond.core.limits import KIB, TIER_FOOTER_BYTES
 from millpond.core.schema import TIER_SCHEMA, TIER_VERSION
 
 FOOTER_KEY = b"millpond"
@@ -38,12 +38,14 @@ _TAIL_BYTES = 4 + len(_PARQUET_MAGIC)
 PARQUET: dict[str, Any] = {
     "compression": "zstd",
     "compression_level": 1,
+    "data_page_size": 512 * KIB,
     "use_dictionary": ["queue", "key", "tag"],
     "write_statistics": ["queue", "offset", "store_ts", "born_ts", "key"],
     "sorting_columns": [pq.SortingColumn(0), pq.SortingColumn(1)],
     "store_schema": False,
 }
-"""How pyarrow's writer is set. A dictionary only where values repeat; statistics where readers prune by them."""
+"""How pyarrow's writer is set. A dictionary only where values repeat; statistics where readers prune by them; pages
+that a core's own cache holds while they are made."""
 
 
 class QueueRange(msgspec.Struct, frozen=True):

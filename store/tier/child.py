@@ -141,7 +141,8 @@ class Sealing:
         if isinstance(message, Pace):
             self._bytes_per_second = message.bytes_per_second
             self._cores.use_half(0 < message.bytes_per_second <= SEAL_GENTLE_BYTES_PER_SECOND)  # more takes them all
-            self._steps.take(message.bytes_per_second, long=not message.bytes_per_second and not self._eager)
+            alone = message.still and not message.bytes_per_second and not self._eager
+            self._steps.take(message.bytes_per_second, long=alone)
             self._log.segments.still = message.still
             return Done()
         if isinstance(message, Make):

@@ -1,8 +1,8 @@
 """Sealing's work in this process: `LocalWork`.
 
-    frames, some MiB (source) -> rows, row group (encoder) -> hash, staged object (stream)
+    frames, some MiB (source) -> rows, row group (encoder) -> staged object, and its hash (stream)
 
-The three go on side by side in threads, a few MiB apart, so a run of any size takes some 50 MiB. The end of a run is
+All four go on side by side in threads, a few MiB apart, so a run of any size takes some 50 MiB. The end of a run is
 encoded and staged while the next one is read.
 """
 
@@ -17,8 +17,11 @@ from functools import partial
 from itertools import count
 from mmap import mmap
 
+import numpy as np
+import numpy.typing as npt
+
 from millpond.core.errors import Conflict
-from millpond.core.limits import MIB, SEAL_END_SECONDS, SEAL_STEP_SECONDS, SEAL_STREAM_STEPS
+from millpond.core.limits import SEAL_END_SECONDS, SEAL_STEP_SECONDS, SEAL_STREAM_BYTES, SEAL_STREAM_STEPS
 from millpond.core.tier.encoder import Encoded, Group, Grouping, ObjectEncoder
 from millpond.core.tier.objects import ObjectStore, Staged
 from millpond.core.tier.rows import rows_of
@@ -44,7 +47,8 @@ class LocalWork:
         self._breathe = breathe
         self._threads = SealThreads()
         self._runs: dict[int, _Run] = {}
-        self._buffer = memoryview(mmap(-1, MIB))  # of the thread that writes: a file takes pages as they are
+        # Of the thread that writes: a file takes pages as they are.
+        self._buffer = np.frombuffer(mmap(-1, SEAL_STREAM_BYTES), np.uint8)
         self._numbers = count(1)
 
     async def begin(self, job: Job) -> Begun | None:
@@ -165,10 +169,11 @@ class _Run:
 
 
 class _Stream:
-    """An object's bytes on their way from the encoder's thread through the hash into what is staged, in MiBs."""
+    """An object's bytes on their way from the encoder's thread into what is staged, and into its hash, some MiB at
+    once."""
 
-    def __init__(self, staged: Staged, threads: SealThreads, buffer: memoryview) -> None:
-        """`buffer`: 1 MiB that only the writing thread uses."""
+    def __init__(self, staged: Staged, threads: SealThreads, buffer: npt.NDArray[np.uint8]) -> None:
+        """`buffer`: SEAL_STREAM_BYTES that only the writing thread uses."""
         self.staged = staged
         self.stopped = False
         self._threads = threads
@@ -176,15 +181,16 @@ class _Stream:
         self._gathered: list[memoryview] = []
         self._bytes = 0  # of these
         self._digest = hashlib.sha256()
-        self._under_way: deque[Future[None]] = deque()
+        self._under_way: deque[tuple[Future[None], Future[None]]] = deque()
 
     def write(self, data: memoryview) -> None:
         """Kept as it is: it must not change. Raises what an earlier write has met."""
         while data and not self.stopped:
-            some, data = data[: MIB - self._bytes], data[MIB - self._bytes :]
+            room = SEAL_STREAM_BYTES - self._bytes
+            some, data = data[:room], data[room:]
             self._gathered.append(some)
             self._bytes += len(some)
-            if self._bytes == MIB:
+            if self._bytes == SEAL_STREAM_BYTES:
                 self._pass_on()
 
     def end(self) -> None:
@@ -194,19 +200,25 @@ class _Stream:
     async def finish(self) -> str:
         """After `end`: the SHA-256 of everything, in hex, once all of it is staged. Raises what a write has met."""
         while self._under_way:
-            await asyncio.wrap_future(self._under_way.popleft())
+            for step in self._under_way.popleft():
+                await asyncio.wrap_future(step)
         return self._digest.hexdigest()
 
     def _pass_on(self) -> None:
         if len(self._under_way) == SEAL_STREAM_STEPS:
-            self._under_way.popleft().result()
-        self._under_way.append(self._threads.behind(partial(self._stage, self._gathered)))
-        self._gathered, self._bytes = [], 0
+            for step in self._under_way.popleft():
+                step.result()
+        gathered, self._gathered, self._bytes = self._gathered, [], 0
+        hashing = self._threads.hash(partial(self._hash, gathered))
+        self._under_way.append((hashing, self._threads.behind(partial(self._stage, gathered))))
+
+    def _hash(self, gathered: list[memoryview]) -> None:
+        for some in gathered:
+            self._digest.update(some)
 
     def _stage(self, gathered: list[memoryview]) -> None:
         size = 0
-        for some in gathered:
-            self._buffer[size : size + len(some)] = some
+        for some in gathered:  # by numpy, which lets the encoder have the interpreter meanwhile
+            self._buffer[size : size + len(some)] = np.frombuffer(some, np.uint8)
             size += len(some)
-        self._digest.update(self._buffer[:size])
-        self.staged.write(self._buffer[:size])
+        self.staged.write(self._buffer.data[:size])

@@ -36,6 +36,7 @@ from millpond.store.tier import apart, pace
 from millpond.store.tier.apart import Process, WorkApart
 from millpond.store.tier.channel import Channel, Message, Pace
 from millpond.store.tier.channel import Place as ToldPlace
+from millpond.store.tier.child import Sealing
 from millpond.store.tier.segments import SealFile, SegmentFiles
 
 SEGMENT_BYTES = 1 << 20
@@ -328,6 +329,33 @@ async def test_it_is_told_whether_the_log_is_still(place: Place, monkeypatch: py
         await place.fill(1)
         while await told.get():
             pass
+
+
+@pytest.mark.parametrize(
+    ("told", "eager", "long"),
+    [
+        (Pace(0, True), False, True),
+        (Pace(0, False), False, False),
+        (Pace(1 << 30, True), False, False),
+        (Pace(0, True), True, False),
+    ],
+    ids=["at rest", "a little is appended", "the store is at work", "others want the cores"],
+)
+async def test_the_disk_is_held_for_longer_when_nobody_waits_for_it(
+    place: Place, told: Pace, eager: bool, long: bool
+) -> None:
+    """Long steps are for a store at rest: also one that has much of its core left may flush now and then."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        channel = await Channel.open(ours, 1)
+        sealing = Sealing(channel, eager=eager)
+        try:
+            await sealing.handle(place.work._begin)
+            await sealing.handle(told)
+            assert sealing._steps.long is long
+        finally:
+            await sealing.end()
+            channel.close("the test ends")
 
 
 def test_segments_are_read_past_the_page_cache_once_nobody_writes_to_them(tmp_path: Path) -> None:
