@@ -3,8 +3,9 @@
 Our seal: a store's engine in this process, its log and its tier in one directory, 480 MB of one topic from the
 confirmed frames to rows COMMITTED in the manifest: read back, checksums compared, encoded, hashed, fsynced, verified.
 Beside it pyarrow's own `pq.write_table` of the same rows with the same settings, one file for each object: that is
-encoding and writing into the page cache, nothing else. Both on messages that compress to half. And what the disk makes
-of a seal's traffic with nothing else to do: the log read past the page cache, half of it written and read back.
+encoding and writing into the page cache, nothing else. Both on messages that compress to half. And what is whose limit:
+the same seal on a file system in memory, and what the disk makes of a seal's traffic with nothing else to do: the log
+read past the page cache, half of it written and read back.
 
 The producer: a probe at a steady rate beside a service that seals what was filled in before, on demand.
 """
@@ -35,7 +36,7 @@ from millpond.client.topics import Topics
 from millpond.core.clock import SystemClock, SystemRandom
 from millpond.core.config import StoreConfig, TierConfig
 from millpond.core.frame import Sidecar, pack_sidecar
-from millpond.core.limits import MIB, ROW_GROUP_BYTES, SEAL_BYTES
+from millpond.core.limits import MIB, ROW_GROUP_BYTES, SEAL_BYTES, SEAL_STREAM_BYTES
 from millpond.core.schema import TIER_SCHEMA
 from millpond.core.tier.directory import DirectoryObjects
 from millpond.core.tier.gentle import GentleFile, Steps, read_through
@@ -52,6 +53,8 @@ PER_TOPIC = 60  # batches of 1 MB: just under SEAL_BYTES, so sealed on demand on
 FILLED = 24  # topics for one round of the probe
 REST_SECONDS = 0.6  # until the store is seen to be at rest: beside work it is sealed at a bounded rate
 OURS, THEIRS, DISK = "seal, log to manifest", "pq.write_table", "its disk traffic alone"
+MEMORY, MEMORY_BYTES = "seal, no disk", 2 << 30
+MEMORY_FOLDER = "/dev/shm"  # noqa: S108  # a file system in memory, in which others' names do not matter
 
 
 async def measure(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
@@ -66,20 +69,28 @@ async def _rates(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
     batches = [filling.batch(BATCH_MESSAGES, setup.message_bytes) for _ in range(64)]
     wanted = [batches[at % 64] for at in range(BATCHES)]
     works = {
-        OURS: lambda: _seal(wanted, setup),
+        OURS: lambda: _seal(wanted, setup.folder),
         THEIRS: lambda: _parquet(wanted, setup),
         DISK: lambda: asyncio.to_thread(_disk, len(wanted), setup.folder),
     }
+    if _room(MEMORY_FOLDER) >= MEMORY_BYTES:
+        works[MEMORY] = lambda: _seal(wanted, MEMORY_FOLDER)
+    else:
+        tell(f"not sealed without a disk: {MEMORY_FOLDER} has no {MEMORY_BYTES >> 30} GiB")
     found = await interleaved(setup.rounds, works, tell)
     return [
-        Line(OURS, "MB/s", found[OURS], THEIRS, aim=Aim(at_least=0.8)),
-        *(Line(name, "MB/s", found[name]) for name in (THEIRS, DISK)),
+        Line(OURS, "MB/s", found.pop(OURS), THEIRS, aim=Aim(at_least=0.8)),
+        *(Line(name, "MB/s", rates, THEIRS if name == MEMORY else "") for name, rates in found.items()),
     ]
 
 
-async def _seal(batches: list[pa.RecordBatch], setup: Setup) -> float:
+def _room(folder: str) -> int:
+    return shutil.disk_usage(folder).free if Path(folder).is_dir() else 0
+
+
+async def _seal(batches: list[pa.RecordBatch], folder: str) -> float:
     """A process that has made an object before. The sealer is held back until all of them are there."""
-    async with _store(setup.folder) as (store, metadata, queue):
+    async with _store(folder) as (store, metadata, queue):
         await _seconds_to_seal(batches[:WARMING], store, metadata, queue)
         return _megabytes(batches) / await _seconds_to_seal(batches, store, metadata, queue)
 
@@ -114,31 +125,31 @@ async def _parquet(batches: list[pa.RecordBatch], setup: Setup) -> float:
     return _megabytes(batches) / took
 
 
-def _disk(steps: int, folder: str) -> float:
-    """A log of so many MiB, read in these steps, while half as many are written and read back."""
+def _disk(mib: int, folder: str) -> float:
+    """A log of so many MiB, read in a seal's steps, while half as many are written and read back."""
     taken = Steps()
     taken.take(0, long=True)
-    step = memoryview(mmap(-1, MIB))
-    step[:] = np.random.default_rng(1).bytes(MIB)
+    step = memoryview(mmap(-1, SEAL_STREAM_BYTES))
+    step[:] = np.random.default_rng(1).bytes(SEAL_STREAM_BYTES)
     clock = SystemClock()
     with (
         tempfile.TemporaryDirectory(prefix="millpond-bench-", dir=folder or None) as name,
         ThreadPoolExecutor(1) as other,
     ):
 
-        def write(path: Path, count: int) -> None:
+        def write(path: Path, mib: int) -> None:
             with closing(GentleFile(path, taken, read_back=True)) as file:
-                for _ in range(count):
+                for _ in range(mib * MIB // SEAL_STREAM_BYTES):
                     file.write(step)
                 file.sync()
 
-        write(Path(name) / "log", steps)
+        write(Path(name) / "log", mib)
         begin = clock.monotonic()
-        writing = other.submit(write, Path(name) / "object", steps // 2)
+        writing = other.submit(write, Path(name) / "object", mib // 2)
         for _ in read_through(Path(name) / "log", taken):
             pass
         writing.result()
-        return steps * MIB / 1e6 / (clock.monotonic() - begin)
+        return mib * MIB / 1e6 / (clock.monotonic() - begin)
 
 
 def _megabytes(batches: list[pa.RecordBatch]) -> float:
