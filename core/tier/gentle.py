@@ -24,7 +24,7 @@ import numpy as np
 from millpond.core.limits import KIB, MIB
 
 STEP_BYTES = 256 * KIB  # written or read at once, 0.25 ms of a disk that makes 1 GB/s: larger ones held up others
-LONG_STEP_BYTES = 4 * MIB  # .. while there are no others: each is waited for, and then for a core
+LONG_STEP_BYTES = 4 * MIB  # .. while there are no others: whoever waited for one waits for a core next
 ALLOCATE_BYTES = 8 * MIB  # taken at once, or as much as there is: what is not written to goes back to the disk
 SHRINK_BYTES = 4 * MIB  # given back at once: a sync beside it waits for 1 to 3 ms
 _BLOCK_BYTES = 4096
