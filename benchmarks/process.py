@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+from itertools import count
 from pathlib import Path
 
 SAMPLE_SECONDS = 0.1
+FAMILY_SAMPLES = 10  # to find the children of each thread takes 1.4 ms, one sample of them 0.03
 DISKSTATS = Path("/proc/diskstats")
 _TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def _children(pid: int) -> list[int]:
@@ -19,18 +22,23 @@ def _children(pid: int) -> list[int]:
         return []
 
 
+def _family(pid: int) -> list[int]:
+    """A process and those that it has started."""
+    return [pid, *(one for child in _children(pid) for one in _family(child))]
+
+
 def family_mib(pid: int) -> float:
     """`anonymous_mib` of a process and of those that it has started."""
-    return anonymous_mib(pid) + sum(map(family_mib, _children(pid)))
+    return sum(map(anonymous_mib, _family(pid)))
 
 
 def anonymous_mib(pid: int) -> float:
     """RssAnon of a process: what it has of its own, without files and the page cache. 0 when it is gone."""
     try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        _, resident, of_files, *_ = Path(f"/proc/{pid}/statm").read_text().split()
     except (FileNotFoundError, ProcessLookupError):
         return 0.0
-    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("RssAnon:")), 0.0)
+    return (int(resident) - int(of_files)) * _PAGE_BYTES / (1 << 20)
 
 
 def cpu_seconds(pid: int) -> float:
@@ -59,8 +67,8 @@ def discarded() -> int:
 
 
 class Memory:
-    """Looks at the anonymous memory of a process and its children ten times a second: `rest_mib` at first, `most_mib`
-    since `begin`."""
+    """Looks at the anonymous memory of a process and its children ten times a second, for new children each second:
+    `rest_mib` at first, `most_mib` since `begin`."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -73,9 +81,11 @@ class Memory:
         self.most_mib = family_mib(self.pid)
 
     async def _sample(self) -> None:
-        while True:
+        for number in count():
+            if number % FAMILY_SAMPLES == 0:
+                family = _family(self.pid)
+            self.most_mib = max(self.most_mib, sum(map(anonymous_mib, family)))
             await asyncio.sleep(SAMPLE_SECONDS)
-            self.most_mib = max(self.most_mib, family_mib(self.pid))
 
     async def close(self) -> None:
         self._task.cancel()

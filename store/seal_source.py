@@ -38,6 +38,7 @@ class EngineSealSource:
         self._wake_bytes = wake_bytes
         self._local_bytes = local_bytes
         self._appended_bytes = 0
+        self._stirred = asyncio.Event()
         self._gathered: dict[int, int] = {}  # topic id -> bytes confirmed since the sealer was last woken for it
 
     @property
@@ -55,6 +56,11 @@ class EngineSealSource:
     @property
     def appended_bytes(self) -> int:
         return self._appended_bytes
+
+    @property
+    def stirred(self) -> asyncio.Event:
+        """Set with everything that is appended; whoever waits for it clears it."""
+        return self._stirred
 
     @property
     def read_bytes(self) -> int:
@@ -80,6 +86,7 @@ class EngineSealSource:
     def note(self, topic_id: int, size: int) -> None:
         """`size` more bytes of a topic were appended."""
         self._appended_bytes += size
+        self._stirred.set()
         gathered = self._gathered.get(topic_id, 0) + size
         if gathered >= self._wake_bytes:
             gathered = 0

@@ -18,6 +18,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from functools import partial
 from itertools import count
 from typing import Protocol
@@ -71,6 +72,9 @@ class Log(Protocol):
 
     @property
     def appended_bytes(self) -> int: ...
+
+    @property
+    def stirred(self) -> asyncio.Event: ...
 
     @property
     def tail(self) -> int: ...
@@ -236,18 +240,36 @@ class Process:
     async def _watch(self) -> None:
         """Tell it how fast it may be, and notice when it hangs."""
         speed, told, tail = pace.Pace(), None, -1
+        allowed, wait = speed.begin(*self._done()), pace.LOOK_SECONDS
         while not self.ended:
-            now, used = self._clock.monotonic(), os.times()
-            enough = speed.bytes_per_second(now, used.user + used.system, self._source.appended_bytes)
-            found = Pace(0 if self.eager else enough, self._source.tail == tail)
+            found = Pace(0 if self.eager else allowed, self._source.tail == tail)
             if found != told:
                 self.channel.tell(found)
             told, tail = found, self._source.tail
-            if now - self._heard_at > SEAL_SILENT_SECONDS:
+            if self._clock.monotonic() - self._heard_at > SEAL_SILENT_SECONDS:
                 log.error("the sealing process %d says nothing: it is killed", self._popen.pid)
                 self._popen.kill()
                 return
-            await asyncio.sleep(pace.LOOK_SECONDS)
+            if await self._stirred(wait, after_rest=found.still):
+                allowed, wait = speed.begin(*self._done()), pace.STIR_SECONDS
+            else:
+                allowed, wait = speed.look(*self._done()), pace.LOOK_SECONDS
+
+    def _done(self) -> tuple[float, float, int]:
+        """By this process so far, as `pace` has it."""
+        return self._clock.monotonic(), time.process_time(), self._source.appended_bytes
+
+    async def _stirred(self, seconds: float, *, after_rest: bool) -> bool:
+        """Whether something was appended after a rest, as soon as it is; else False after `seconds`."""
+        if not after_rest:
+            await asyncio.sleep(seconds)
+            return False
+        self._source.stirred.clear()
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._source.stirred.wait()
+        except TimeoutError:
+            return False
 
     async def end(self, why: str) -> None:
         """Let it end, and see that it has."""

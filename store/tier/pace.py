@@ -9,22 +9,26 @@ from __future__ import annotations
 from millpond.core.limits import SEAL_GENTLE_BYTES_PER_SECOND
 
 LOOK_SECONDS = 0.25
+STIR_SECONDS = 0.05  # until the first look after a rest: a message that came alone takes less than BUSY_SHARE of it
 BUSY_SHARE = 0.15  # of a core. What the store itself does for sealing at full speed takes less
 
 
 class Pace:
-    def __init__(self) -> None:
-        self._looked: tuple[float, float, int] | None = None
-        self._bytes_per_second = SEAL_GENTLE_BYTES_PER_SECOND  # until something is known
+    """In bytes per second; 0: no limit. `now` in seconds of a clock that only goes on; `cpu_seconds` and
+    `appended_bytes`: what this process has used and appended so far."""
 
-    def bytes_per_second(self, now: float, cpu_seconds: float, appended_bytes: int) -> int:
-        """0: no limit. `now` in seconds of a clock that only goes on; what this process has used and appended."""
-        if self._looked is None:
-            self._looked = (now, cpu_seconds, appended_bytes)
+    def __init__(self) -> None:
+        self._looked = (0.0, 0.0, 0)
+
+    def begin(self, now: float, cpu_seconds: float, appended_bytes: int) -> int:
+        """Until something is known; what is known of before counts no longer."""
+        self._looked = (now, cpu_seconds, appended_bytes)
+        return SEAL_GENTLE_BYTES_PER_SECOND
+
+    def look(self, now: float, cpu_seconds: float, appended_bytes: int) -> int:
+        """By what was done since the last look, or since it began."""
         at, cpu_then, bytes_then = self._looked
-        if now - at >= LOOK_SECONDS:
-            busy = cpu_seconds - cpu_then > BUSY_SHARE * (now - at)
-            appended = int((appended_bytes - bytes_then) / (now - at))
-            self._bytes_per_second = max(SEAL_GENTLE_BYTES_PER_SECOND, 2 * appended) if busy else 0
-            self._looked = (now, cpu_seconds, appended_bytes)
-        return self._bytes_per_second
+        self._looked = (now, cpu_seconds, appended_bytes)
+        if cpu_seconds - cpu_then <= BUSY_SHARE * (now - at):
+            return 0
+        return max(SEAL_GENTLE_BYTES_PER_SECOND, int(2 * (appended_bytes - bytes_then) / (now - at)))

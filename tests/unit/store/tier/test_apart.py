@@ -186,7 +186,8 @@ async def test_beside_work_it_leaves_half_of_the_cores_alone(
 ) -> None:
     """Every thread of it, as long as little is appended; to keep up with much it takes what it gets."""
     enough = max(SEAL_GENTLE_BYTES_PER_SECOND, 2 * appended)
-    monkeypatch.setattr(pace.Pace, "bytes_per_second", lambda *_: enough)
+    monkeypatch.setattr(pace.Pace, "begin", lambda *_: enough)
+    monkeypatch.setattr(pace.Pace, "look", lambda *_: enough)
     await place.fill(1)
     await place.seal()
     cores = sorted(os.sched_getaffinity(0))
@@ -199,7 +200,8 @@ async def test_beside_work_it_leaves_half_of_the_cores_alone(
 async def test_at_rest_it_takes_all_cores_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pace, "LOOK_SECONDS", 0.05)
     enough = [SEAL_GENTLE_BYTES_PER_SECOND]
-    monkeypatch.setattr(pace.Pace, "bytes_per_second", lambda *_: enough[0])
+    monkeypatch.setattr(pace.Pace, "begin", lambda *_: enough[0])
+    monkeypatch.setattr(pace.Pace, "look", lambda *_: enough[0])
     await place.fill(1)
     await place.seal()
     enough[0] = 0
@@ -308,27 +310,48 @@ async def test_it_ends_with_the_store(place: Place, monkeypatch: pytest.MonkeyPa
         await sealing
 
 
-async def test_it_is_told_whether_the_log_is_still(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A segment is read past the page cache while nothing is appended: else a write would wait for such a read."""
+@pytest.fixture(name="told")
+def _told(monkeypatch: pytest.MonkeyPatch) -> asyncio.Queue[Pace]:
+    """What sealing processes are told from here on, looked at twenty times a second."""
     monkeypatch.setattr(pace, "LOOK_SECONDS", 0.05)
-    told: asyncio.Queue[bool] = asyncio.Queue()
+    told: asyncio.Queue[Pace] = asyncio.Queue()
     tell = Channel.tell
 
     def listened(self: Channel, message: Message) -> None:
         if isinstance(message, Pace):
-            told.put_nowait(message.still)
+            told.put_nowait(message)
         tell(self, message)
 
     monkeypatch.setattr(Channel, "tell", listened)
+    return told
+
+
+async def test_it_is_told_whether_the_log_is_still(place: Place, told: asyncio.Queue[Pace]) -> None:
+    """A segment is read past the page cache while nothing is appended: else a write would wait for such a read."""
     await place.fill(1)
     await place.seal()
     async with asyncio.timeout(20):
-        assert not await told.get()
-        while not await told.get():
+        assert not (await told.get()).still
+        while not (await told.get()).still:
             pass
         await place.fill(1)
-        while await told.get():
+        while (await told.get()).still:
             pass
+
+
+async def test_a_rest_ends_with_the_first_message(
+    place: Place, told: asyncio.Queue[Pace], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is told to be slow at once, whatever the last look found, and until the next one only."""
+    monkeypatch.setattr(pace.Pace, "look", lambda *_: 0)
+    await place.fill(1)
+    await place.seal()
+    async with asyncio.timeout(20):
+        while await told.get() != Pace(0, True):
+            pass
+        await place.fill(1)
+        assert await told.get() == Pace(SEAL_GENTLE_BYTES_PER_SECOND, False)
+        assert not (await told.get()).bytes_per_second
 
 
 @pytest.mark.parametrize(
