@@ -10,11 +10,12 @@ from __future__ import annotations
 import re
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from millpond.core.http.call import Body
 from millpond.core.limits import BATCH_MESSAGES
-from millpond.proxy.codec.json_columns import data_of, plain
+from millpond.proxy.codec.json_columns import data_of, unescaped
 
 _LEAST = 400
 """Fewer messages are made one by one."""
@@ -26,17 +27,19 @@ _BEGIN = re.compile(rb'_\{_"messages"_:_\[_\{_"body"_:_"'.replace(b"_", _SPACE))
 _BETWEEN = re.compile(rb'"_\}_,_\{_"body"_:_"'.replace(b"_", _SPACE))
 _END = re.compile(rb'"_\}_\]_\}_'.replace(b"_", _SPACE))
 _BEGIN_QUOTES, _MESSAGE_QUOTES = 2, 4  # those of `messages`; those of `body` and of its value
+_QUOTES_MOST = _BEGIN_QUOTES + _MESSAGE_QUOTES * BATCH_MESSAGES
+_AT_ONCE = 2 * 1024 * 1024  # bytes that are looked through; the place of a quote takes 8, and all may be some
 
 
 def bodies(body: Body) -> pa.BinaryArray | None:
     """The messages' bodies, in their order; at least `_LEAST`."""
     if len(body) < _LEAST_BYTES or b"\\" in bytes(body[:_LEAST_BYTES]) or _BEGIN.match(body) is None:
         return None
-    is_quote = np.frombuffer(body, np.uint8) == ord('"')
-    count, others = divmod(int(np.count_nonzero(is_quote)) - _BEGIN_QUOTES, _MESSAGE_QUOTES)
-    if others or not _LEAST <= count <= BATCH_MESSAGES:
-        return None  # before a position of 8 bytes is kept for each byte of what is nothing but quotes
-    quotes = np.flatnonzero(is_quote)
+    data = np.frombuffer(body, np.uint8)
+    quotes = _quotes(data)
+    count, others = divmod(len(quotes) - _BEGIN_QUOTES, _MESSAGE_QUOTES)
+    if others or not _LEAST <= count <= BATCH_MESSAGES or (data == ord("\\")).any():
+        return None
     first, last = (quotes[_BEGIN_QUOTES + of :: _MESSAGE_QUOTES] for of in (2, 3))
     between = _BETWEEN.match(body, int(last[0]))
     if between is None or _END.fullmatch(body, int(last[-1])) is None:
@@ -50,4 +53,19 @@ def bodies(body: Body) -> pa.BinaryArray | None:
     if not data_of(parts.take(pa.array(rows[1:-1:2]))).equals(pa.py_buffer(between[0] * (count - 1))):
         return None
     found = parts.take(pa.array(rows[::2]))
-    return None if plain(found) is None else found
+    # what stands between two quotes has neither a quote nor, as nothing here, a backslash
+    return None if unescaped(found) is None else found
+
+
+def _quotes(data: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
+    """Where they stand; of more than `_QUOTES_MOST`, only so many that it is seen."""
+    places: list[npt.NDArray[np.int64]] = []
+    count = 0
+    for begin in range(0, len(data), _AT_ONCE):
+        found = np.flatnonzero(data[begin : begin + _AT_ONCE] == ord('"'))
+        found += begin
+        places.append(found)
+        count += len(found)
+        if count > _QUOTES_MOST:
+            break
+    return np.concatenate(places)

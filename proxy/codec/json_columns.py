@@ -59,19 +59,25 @@ def joined(
 
 def plain(column: pa.BinaryArray | pa.StringArray) -> pa.StringArray | None:
     """`column` as texts when all of it stands in JSON as it is; what a null stands over counts too."""
+    texts = unescaped(column)
+    if texts is None:
+        return None
+    raw = data_of(column).to_pybytes()  # memchr, the quickest there is, asks for bytes
+    return None if b'"' in raw or b"\\" in raw else texts
+
+
+def unescaped(column: pa.BinaryArray | pa.StringArray) -> pa.StringArray | None:
+    """The same of one that has neither quotes nor backslashes."""
     data = data_of(column)
     if not data.size:
         return column.view(pa.string())
-    # a pass each: the least byte as a signed one tells control characters and all that is not ASCII; the others are
-    # memchr, the quickest there is
-    is_ascii = int(np.frombuffer(data, np.int8).min()) >= _FIRST_PLAIN
-    if not is_ascii and int(np.frombuffer(data, np.uint8).min()) < _FIRST_PLAIN:
-        return None
-    raw = data.to_pybytes()
-    if b'"' in raw or b"\\" in raw:
+    # the least byte as a signed one tells control characters and all that is not ASCII
+    if int(np.frombuffer(data, np.int8).min()) >= _FIRST_PLAIN:
+        return column.view(pa.string())
+    if int(np.frombuffer(data, np.uint8).min()) < _FIRST_PLAIN:
         return None
     try:
-        return column.view(pa.string()) if is_ascii else column.cast(pa.string())
+        return column.cast(pa.string())
     except pa.ArrowInvalid:
         return None
 

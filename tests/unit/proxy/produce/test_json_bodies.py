@@ -6,6 +6,7 @@ import json as standard
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -123,9 +124,19 @@ def test_more_than_a_request_may_have_are_left(over: int) -> None:
 
 
 def test_positions_of_too_many_quotes_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are counted first: eight bytes each would be 128 MiB for the largest request."""
-    monkeypatch.setattr(json_bodies.np, "flatnonzero", None)
-    assert cut(b'{"messages":[{"body":"' + b'"' * (4 * BATCH_MESSAGES + 1)) is None
+    """No more is looked at once there are too many: eight bytes each would be 128 MiB for the largest request."""
+    step = 4_096
+    monkeypatch.setattr(json_bodies, "_AT_ONCE", step)
+    found = json_bodies._quotes(np.full(8 * BATCH_MESSAGES, ord('"'), np.uint8))
+    assert 4 * BATCH_MESSAGES < len(found) <= 4 * BATCH_MESSAGES + 2 + step
+
+
+def test_quotes_are_found_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those of a request of which a step ends anywhere."""
+    bodies = ["", "one", "x" * 40, "four"]
+    for step in range(1, 80):
+        monkeypatch.setattr(json_bodies, "_AT_ONCE", step)
+        assert cut(msgspec.json.encode({"messages": [{"body": body} for body in bodies]})) == bodies
 
 
 def test_many_plain_bodies_make_no_objects(monkeypatch: pytest.MonkeyPatch) -> None:
