@@ -28,6 +28,11 @@ from millpond.store.flushes import Flushes
 from millpond.store.kernel_sync import Syncs
 
 INLINE_WRITE_BYTES = 128 * KIB  # a copy into the page cache of ~20 us: cheaper than waking a thread
+INLINE_BYTES_MOST = 2 * MIB  # 0.2 ms a MiB; a thread begins when it gets the interpreter, which takes up to a request
+INLINE_AWAITED_BYTES_MOST = (
+    5 * MIB
+)  # .. of what somebody awaits on the disk: the SDK sends 4 MiB, and no more meanwhile
+INLINE_UNFLUSHED_BYTES = 16 * MIB  # .. while no more is on its way there: a write may wait for a disk that is behind
 
 PACE_SECONDS = 0.002  # how long a flush that nobody awaits is put off
 PACED_BYTES = 4 * MIB  # .. unless so much waits for it
@@ -200,7 +205,7 @@ class Writer:
                     continue
                 while self._zeroing is not None and end > self._zeroing_from:
                     await asyncio.shield(self._zeroing)
-                if end - log.written <= INLINE_WRITE_BYTES:
+                if self._is_quick(end):
                     log.write(writes)
                 else:
                     await self._threads.run(log.write, writes)
@@ -210,6 +215,14 @@ class Writer:
         except OSError as error:
             self._fail(error)
             raise
+
+    def _is_quick(self, end: int) -> bool:
+        """Whether a write up to `end` is done here before a thread would begin with it."""
+        log = self._log
+        most = INLINE_WRITE_BYTES
+        if log.written - log.flushed <= INLINE_UNFLUSHED_BYTES:
+            most = INLINE_AWAITED_BYTES_MOST if self._flushed else INLINE_BYTES_MOST
+        return end - log.written <= most
 
     def _gather_now(self) -> None:
         if self._gather():
