@@ -29,9 +29,7 @@ from millpond.store.kernel_sync import Syncs
 
 INLINE_WRITE_BYTES = 128 * KIB  # a copy into the page cache of ~20 us: cheaper than waking a thread
 INLINE_BYTES_MOST = 2 * MIB  # 0.2 ms a MiB; a thread begins when it gets the interpreter, which takes up to a request
-INLINE_AWAITED_BYTES_MOST = (
-    5 * MIB
-)  # .. of what somebody awaits on the disk: the SDK sends 4 MiB, and no more meanwhile
+INLINE_AWAITED_BYTES_MOST = 5 * MIB  # .. of what is awaited on the disk: the SDK sends 4 MiB and then waits
 INLINE_UNFLUSHED_BYTES = 16 * MIB  # .. while no more is on its way there: a write may wait for a disk that is behind
 
 PACE_SECONDS = 0.002  # how long a flush that nobody awaits is put off
