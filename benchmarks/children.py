@@ -161,9 +161,11 @@ async def started(*argv: str, **options: Any) -> Process:
 
 
 @asynccontextmanager
-async def running(*argv: str, friendly_seconds: float = 0.0) -> AsyncIterator[Process]:
-    """`started`, with its output in a pipe, and ended with the block."""
-    process = await started(*argv, stdout=PIPE)
+async def running(
+    *argv: str, friendly_seconds: float = 0.0, env: Mapping[str, str] | None = None
+) -> AsyncIterator[Process]:
+    """`started`, with its output in a pipe and `env` beside this process's environment, and ended with the block."""
+    process = await started(*argv, stdout=PIPE, env=environment(env))
     try:
         yield process
     finally:
