@@ -56,7 +56,7 @@ class Place:
 
     async def _start(self, argv: Sequence[str], env: Mapping[str, str] | None, name: str) -> Process:
         with (self.folder / f"{name}.log").open("ab") as log:
-            return await started(*argv, cwd=self.folder, env=environment(env), stdout=log, stderr=STDOUT)
+            return await started(*argv, cwd=self.folder, env=env, stdout=log, stderr=STDOUT)
 
     async def _answers(self, process: Process, port: int, name: str) -> None:
         with suppress(TimeoutError):
@@ -96,9 +96,7 @@ class Place:
     async def _tool(
         self, argv: Sequence[str], env: Mapping[str, str] | None, seconds: float, until: tuple[str, int] | None
     ) -> str:
-        process = await started(
-            *argv, cwd=self.folder, env=environment(env), stdout=PIPE, stderr=STDOUT, limit=LINE_BYTES
-        )
+        process = await started(*argv, cwd=self.folder, env=env, stdout=PIPE, stderr=STDOUT, limit=LINE_BYTES)
         lines: list[str] = []
         try:
             async with asyncio.timeout(seconds):
@@ -151,11 +149,12 @@ async def place(below: str, short: Mapping[str, str] | None = None) -> AsyncIter
             await asyncio.shield(asyncio.ensure_future(here.end()))
 
 
-async def started(*argv: str, **options: Any) -> Process:
-    """A process in a group of its own, with options of `create_subprocess_exec`; whoever starts it ends it by `end`."""
+async def started(*argv: str, env: Mapping[str, str] | None = None, **options: Any) -> Process:
+    """A process in a group of its own, with `env` beside this process's environment and with options of
+    `create_subprocess_exec`; whoever starts it ends it by `end`."""
     process = await asyncio.create_subprocess_exec(
-        *bound(argv), stdin=DEVNULL, start_new_session=True, **options
-    )  # fmt: skip
+        *bound(argv), env=environment(env), stdin=DEVNULL, start_new_session=True, **options
+    )
     _groups.add(process.pid)
     return process
 
@@ -164,8 +163,8 @@ async def started(*argv: str, **options: Any) -> Process:
 async def running(
     *argv: str, friendly_seconds: float = 0.0, env: Mapping[str, str] | None = None
 ) -> AsyncIterator[Process]:
-    """`started`, with its output in a pipe and `env` beside this process's environment, and ended with the block."""
-    process = await started(*argv, stdout=PIPE, env=environment(env))
+    """`started`, with its output in a pipe, and ended with the block."""
+    process = await started(*argv, env=env, stdout=PIPE)
     try:
         yield process
     finally:

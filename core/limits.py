@@ -201,3 +201,7 @@ FIND_MESSAGES = 100  # default of one search
 assert SEGMENT_BYTES >= 4 * BATCH_BYTES, "a segment holds at least four of the largest frames"
 assert RECEIVE_BYTES_MOST >= MESSAGE_BYTES, "a receive can carry the largest message"
 assert 2 * BATCH_BYTES < 2**31, "Arrow's 32-bit offsets address every batch"
+
+# What a process's environment tells glibc so that it keeps what is freed: fresh pages cost more than their use. 32 MiB
+# is the most that it takes for the first.
+KEEP_FREED = {"MALLOC_MMAP_THRESHOLD_": str(32 * MIB), "MALLOC_TRIM_THRESHOLD_": str(256 * MIB)}

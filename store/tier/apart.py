@@ -28,7 +28,7 @@ import msgspec
 from millpond.core.clock import Clock
 from millpond.core.config import TierConfig
 from millpond.core.errors import Unavailable
-from millpond.core.limits import MIB, SEAL_END_SECONDS, SEAL_REST_SECONDS, SEAL_SILENT_SECONDS
+from millpond.core.limits import KEEP_FREED, SEAL_END_SECONDS, SEAL_REST_SECONDS, SEAL_SILENT_SECONDS
 from millpond.core.priority import only_when_idle
 from millpond.core.tasks import Tasks
 from millpond.store.client import StoredFrame
@@ -61,8 +61,7 @@ ENVIRONMENT = {
     # Memory is used again and never given back while the process lives: fresh pages are what others would notice.
     "ARROW_DEFAULT_MEMORY_POOL": "system",
     "MALLOC_ARENA_MAX": "1",
-    "MALLOC_MMAP_THRESHOLD_": str(32 * MIB),  # the most that glibc takes
-    "MALLOC_TRIM_THRESHOLD_": str(256 * MIB),
+    **KEEP_FREED,
     "OPENBLAS_NUM_THREADS": "1",  # numpy's would wait for work by turning a core
 }
 
