@@ -36,25 +36,29 @@ def decimal(numbers: npt.NDArray[np.int64]) -> Table | None:
     return digits.view(np.uint8)[:, -width:]
 
 
-def decimals(first: int, end: int) -> Iterator[Table]:
-    """The numbers from `first`, 0 or more, up to `end`: a table for each number of digits."""
+def consecutive(first: int, end: int) -> Iterator[tuple[bytes, Table]]:
+    """The numbers from `first`, 0 or more, up to `end` in runs: the digits that all of a run begin with, and a table
+    of the others."""
     while first < end:
-        upto = min(end, 10 ** len(str(first)))
-        table = decimal(np.arange(first, upto))
-        assert table is not None
-        yield table
-        first = upto
+        high, low = divmod(first, len(_DIGITS))
+        width = _AT_ONCE if high else len(str(low))
+        upto = min(end - first + low, 10**width)
+        yield str(high or "").encode(), _DIGITS[low:upto, np.newaxis].view(np.uint8)[:, -width:]
+        first += upto - low
 
 
 def beside(pieces: Sequence[bytes | Table], count: int) -> Table:
     """Constants and tables of `count` rows as one table."""
-    width = sum(len(piece) if isinstance(piece, bytes) else piece.shape[1] for piece in pieces)
-    table = np.empty((count, width), np.uint8)
+    row = b"".join(piece if isinstance(piece, bytes) else bytes(piece.shape[1]) for piece in pieces)
+    table = np.empty((count, len(row)), np.uint8)
+    table[:] = np.frombuffer(row, np.uint8)
     at = 0
     for piece in pieces:
-        part = np.frombuffer(piece, np.uint8) if isinstance(piece, bytes) else piece
-        table[:, at : at + part.shape[-1]] = part
-        at += part.shape[-1]
+        if isinstance(piece, bytes):
+            at += len(piece)
+            continue
+        table[:, at : at + piece.shape[1]] = piece
+        at += piece.shape[1]
     return table
 
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from millpond.core.http.call import Body
 from millpond.core.limits import BATCH_MESSAGES
-from millpond.proxy.codec.json_columns import data_of, unescaped
+from millpond.proxy.codec.json_columns import unescaped
 
 _LEAST = 400
 """Fewer messages are made one by one."""
@@ -28,44 +28,48 @@ _BETWEEN = re.compile(rb'"_\}_,_\{_"body"_:_"'.replace(b"_", _SPACE))
 _END = re.compile(rb'"_\}_\]_\}_'.replace(b"_", _SPACE))
 _BEGIN_QUOTES, _MESSAGE_QUOTES = 2, 4  # those of `messages`; those of `body` and of its value
 _QUOTES_MOST = _BEGIN_QUOTES + _MESSAGE_QUOTES * BATCH_MESSAGES
-_AT_ONCE = 2 * 1024 * 1024  # bytes that are looked through; the place of a quote takes 8, and all may be some
+_QUOTE = ord('"')
+_WORD = 8  # of these are asked together whether any is a quote
 
 
 def bodies(body: Body) -> pa.BinaryArray | None:
     """The messages' bodies, in their order; at least `_LEAST`."""
-    if len(body) < _LEAST_BYTES or b"\\" in bytes(body[:_LEAST_BYTES]) or _BEGIN.match(body) is None:
+    if len(body) < _LEAST_BYTES or _BEGIN.match(body) is None or _escapes(body):
         return None
-    data = np.frombuffer(body, np.uint8)
-    quotes = _quotes(data)
+    quotes = _quotes(np.frombuffer(body, np.uint8))
     count, others = divmod(len(quotes) - _BEGIN_QUOTES, _MESSAGE_QUOTES)
-    if others or not _LEAST <= count <= BATCH_MESSAGES or (data == ord("\\")).any():
+    if others or not _LEAST <= count <= BATCH_MESSAGES:
         return None
     first, last = (quotes[_BEGIN_QUOTES + of :: _MESSAGE_QUOTES] for of in (2, 3))
     between = _BETWEEN.match(body, int(last[0]))
-    if between is None or _END.fullmatch(body, int(last[-1])) is None:
+    if between is None or _END.fullmatch(body, int(last[-1])) is None or not _all_are(between[0], body, last[:-1]):
         return None
     bounds = np.empty(2 * count, np.int32)
     bounds[::2] = first + 1
     bounds[1::2] = last
     parts = pa.Array.from_buffers(pa.binary(), len(bounds) - 1, [None, pa.py_buffer(bounds), pa.py_buffer(body)])
-    rows = np.arange(len(bounds))
-    # four quotes each: if all together are the same as the first so often, each is
-    if not data_of(parts.take(pa.array(rows[1:-1:2]))).equals(pa.py_buffer(between[0] * (count - 1))):
-        return None
-    found = parts.take(pa.array(rows[::2]))
+    found = parts.take(pa.array(np.arange(0, len(bounds), 2)))
     # what stands between two quotes has neither a quote nor, as nothing here, a backslash
     return None if unescaped(found) is None else found
 
 
+def _escapes(body: Body) -> bool:
+    """Whether any backslash is in it: by memchr, the quickest there is, of the body as one text."""
+    return bool(np.strings.find(np.frombuffer(body, f"S{len(body)}"), b"\\")[0] >= 0)
+
+
+def _all_are(text: bytes, body: Body, places: npt.NDArray[np.int64]) -> bool:
+    """Whether `text` stands at each of the places, which ascend."""
+    if int(places[-1]) + len(text) > len(body):
+        return False
+    windows = np.ndarray(len(body) - len(text) + 1, f"V{len(text)}", body, strides=(1,))
+    return windows[places].tobytes() == text * len(places)
+
+
 def _quotes(data: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
     """Where they stand; of more than `_QUOTES_MOST`, only so many that it is seen."""
-    places: list[npt.NDArray[np.int64]] = []
-    count = 0
-    for begin in range(0, len(data), _AT_ONCE):
-        found = np.flatnonzero(data[begin : begin + _AT_ONCE] == ord('"'))
-        found += begin
-        places.append(found)
-        count += len(found)
-        if count > _QUOTES_MOST:
-            break
-    return np.concatenate(places)
+    whole = len(data) // _WORD * _WORD
+    words = np.flatnonzero((data[:whole] == _QUOTE).view(np.uint64) != 0)[: _QUOTES_MOST + 1]
+    within = np.flatnonzero(data[:whole].view(np.uint64)[words].view(np.uint8) == _QUOTE)
+    places = (words[within >> 3] << 3) + (within & 7)
+    return np.concatenate([places, np.flatnonzero(data[whole:] == _QUOTE) + whole])

@@ -115,8 +115,8 @@ def results_json(parts: Sequence[QueuePlaced]) -> bytes | None:
     begin, then = f'{{"message_id":"{prefix(queue, first)}'.encode(), f'","queue":{queue.queue},"offset":'.encode()
     end = f',"store_ts":{placed.store_ts}}},'.encode()
     tables = [
-        fixed.beside([begin, offsets, then, offsets, end], len(offsets)).reshape(-1).data
-        for offsets in fixed.decimals(first, first + placed.rows)
+        fixed.beside([begin + high, low, then + high, low, end], len(low)).reshape(-1).data
+        for high, low in fixed.consecutive(first, first + placed.rows)
     ]
     tables[-1] = tables[-1][:-1]
     return b"".join((b'{"results":[', *tables, b"]}"))

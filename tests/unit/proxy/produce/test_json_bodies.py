@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from millpond.core.errors import BadRequest
 from millpond.core.http.call import decode_json
-from millpond.core.limits import BATCH_MESSAGES
+from millpond.core.limits import BATCH_BYTES, BATCH_MESSAGES
 from millpond.proxy.codec import json, json_bodies
 
 PLAIN = st.text(st.characters(min_codepoint=0x20, exclude_characters='"\\', exclude_categories=["Cs"]), max_size=12)
@@ -123,20 +123,24 @@ def test_more_than_a_request_may_have_are_left(over: int) -> None:
     assert (found is None) == bool(over)
 
 
-def test_positions_of_too_many_quotes_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No more is looked at once there are too many: eight bytes each would be 128 MiB for the largest request."""
-    step = 4_096
-    monkeypatch.setattr(json_bodies, "_AT_ONCE", step)
-    found = json_bodies._quotes(np.full(8 * BATCH_MESSAGES, ord('"'), np.uint8))
-    assert 4 * BATCH_MESSAGES < len(found) <= 4 * BATCH_MESSAGES + 2 + step
+def test_positions_of_too_many_quotes_are_not_kept() -> None:
+    """No more than of so many words are looked for: eight bytes each would be 32 MiB for the largest request."""
+    found = json_bodies._quotes(np.full(BATCH_BYTES, ord('"'), np.uint8))
+    assert 4 * BATCH_MESSAGES + 2 < len(found) <= 8 * (4 * BATCH_MESSAGES + 3)
 
 
-def test_quotes_are_found_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also those of a request of which a step ends anywhere."""
+@pytest.mark.parametrize("spaces", range(9))
+def test_quotes_are_found_wherever_a_request_ends(spaces: int) -> None:
+    """It is looked through eight bytes at a time, and what is left at its end by itself."""
     bodies = ["", "one", "x" * 40, "four"]
-    for step in range(1, 80):
-        monkeypatch.setattr(json_bodies, "_AT_ONCE", step)
-        assert cut(msgspec.json.encode({"messages": [{"body": body} for body in bodies]})) == bodies
+    for length in range(9):
+        bodies[-1] = "y" * length
+        assert cut(msgspec.json.encode({"messages": [{"body": body} for body in bodies]}) + b" " * spaces) == bodies
+
+
+def test_a_text_longer_than_what_follows_is_left() -> None:
+    """What stands between the first two bodies would end beyond the request between the last two."""
+    assert cut(b'{"messages":[{"body":"a"},        {"body":"b"},{"body":""}]}') is None
 
 
 def test_many_plain_bodies_make_no_objects(monkeypatch: pytest.MonkeyPatch) -> None:
