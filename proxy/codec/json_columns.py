@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millpond.core.gathered import Buffer
 from millpond.core.limits import RECEIVE_MESSAGES
 from millpond.proxy.codec import fixed
 
@@ -62,8 +63,14 @@ def plain(column: pa.BinaryArray | pa.StringArray) -> pa.StringArray | None:
     texts = unescaped(column)
     if texts is None:
         return None
-    raw = data_of(column).to_pybytes()  # memchr, the quickest there is, asks for bytes
-    return None if b'"' in raw or b"\\" in raw else texts
+    data = data_of(column)
+    return None if holds(data, b'"') or holds(data, b"\\") else texts
+
+
+def holds(data: Buffer, byte: bytes) -> bool:
+    """Whether the byte is among those of `data`: by memchr, the quickest there is, in place."""
+    size = memoryview(data).nbytes
+    return size > 0 and bool(np.strings.find(np.frombuffer(data, f"S{size}"), byte)[0] >= 0)
 
 
 def unescaped(column: pa.BinaryArray | pa.StringArray) -> pa.StringArray | None:
