@@ -2,34 +2,30 @@
 
     stream   schema message | batch metadata, the other columns, offsets of the bodies | bodies, as they are | end
 
-`body` is the last column of the log's schema, so its bytes stand last in a batch. pyarrow encodes the batch with
-empty bodies; what is different with the real ones (two lengths in the metadata, and the offsets) is put in its place,
-and the bodies themselves follow as the buffers they are. So a message's bytes are touched by the socket alone.
+A batch is laid out around the bodies (`millpond.core.bodies`), and these follow as the buffers they are: a message's
+bytes are touched by the socket alone.
 Compressed batches are encoded by pyarrow as a whole.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache, lru_cache
+from functools import cache
 from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from millpond.core import limits
-from millpond.core.arrow import BUFFER, END_OF_STREAM, LONG, Places, places
+from millpond.core.arrow import END_OF_STREAM
+from millpond.core.bodies import around, schema_of
 from millpond.core.errors import BadRequest
-from millpond.core.frame import aligned
 from millpond.core.gathered import Buffer
 from millpond.core.http.wire import Buffers
 from millpond.core.schema import columns_of, message_schema
 
 ROW_BYTES = 24  # what a row costs beside its values: offsets and validity of its columns
 SMALL_BYTES = 256  # bodies below it on average are put together first: a buffer each costs the kernel more than that
-
-_NO_BODY = pa.py_buffer(b"")
 
 
 class Rows:
@@ -83,38 +79,14 @@ def stream(parts: Sequence[Rows]) -> Buffers:
     """`parts`, which have the same columns, as one Arrow stream of one batch."""
     beside = _beside(parts)
     lengths = parts[0].lengths if len(parts) == 1 else np.concatenate([part.lengths for part in parts])
-    count = len(lengths)
-    empty, at = _bare_front(count) if beside is None else _front(count, beside)
-    offsets = np.zeros(_offsets(count), np.int32)
-    np.cumsum(lengths, out=offsets[1 : count + 1])
-    body_bytes = int(offsets[count])
-    front = _with_lengths(empty, at, body_bytes)
+    before, after, bounds = around(lengths, beside)
+    body_bytes = int(bounds[-1])
     bodies = [part.bodies for part in parts]
-    if body_bytes < SMALL_BYTES * count:
+    if body_bytes < SMALL_BYTES * len(lengths):
         bodies = [[b"".join(chain.from_iterable(bodies))]]
-    before: list[Buffer] = [_schema_message(_schema(beside)), front, offsets.tobytes()]
-    after = bytes(aligned(body_bytes) - body_bytes) + END_OF_STREAM
-    return Buffers(before, *bodies, [after], length=sum(map(len, before)) + body_bytes + len(after))
-
-
-@lru_cache(256)
-def _bare_front(count: int) -> tuple[bytes, Places]:
-    """Batches of bodies alone differ only in how many there are; and most have as many as fill one."""
-    front, at = _front(count, None)
-    return bytes(front), at
-
-
-def _front(count: int, beside: pa.RecordBatch | None) -> tuple[memoryview, Places]:
-    """What stands before the offsets of the bodies, when these are all empty."""
-    empty = pa.Array.from_buffers(pa.binary(), count, [None, _zeros()[: 4 * (count + 1)], _NO_BODY])
-    columns = [empty] if beside is None else [*beside.columns, empty]
-    encoded = memoryview(pa.RecordBatch.from_arrays(columns, schema=_schema(beside)).serialize()).cast("B")
-    return encoded[: len(encoded) - 4 * _offsets(count)], places(encoded)
-
-
-def _offsets(count: int) -> int:
-    """How many numbers the offsets of `count` bodies are, with the padding that follows them."""
-    return aligned(4 * (count + 1)) // 4
+    front: list[Buffer] = [_schema_message(schema_of(beside)), before]
+    end = after + END_OF_STREAM
+    return Buffers(front, *bodies, [end], length=sum(map(len, front)) + body_bytes + len(end))
 
 
 def compressed_stream(parts: Sequence[Rows], compression: str) -> Buffers:
@@ -126,7 +98,7 @@ def compressed_stream(parts: Sequence[Rows], compression: str) -> Buffers:
     data = pa.py_buffer(b"".join(chain.from_iterable(part.bodies for part in parts)))
     body = pa.Array.from_buffers(pa.binary(), len(lengths), [None, pa.py_buffer(offsets), data])
     columns = [body] if beside is None else [*beside.columns, body]
-    batch = pa.RecordBatch.from_arrays(columns, schema=_schema(beside))
+    batch = pa.RecordBatch.from_arrays(columns, schema=schema_of(beside))
     sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression=compression)
     with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
@@ -141,31 +113,10 @@ def _beside(parts: Sequence[Rows]) -> pa.RecordBatch | None:
     return pa.concat_batches([part.beside for part in parts])
 
 
-def _schema(beside: pa.RecordBatch | None) -> pa.Schema:
-    return message_schema(0 if beside is None else columns_of(set(beside.schema.names)))
-
-
 @cache
 def _schema_message(schema: pa.Schema) -> bytes:
     message: bytes = schema.serialize().to_pybytes()
     return message
-
-
-@cache
-def _zeros() -> pa.Buffer:
-    return pa.py_buffer(bytes(4 * (limits.BATCH_MESSAGES + 1)))
-
-
-def _with_lengths(front: bytes | memoryview, at: Places, body_bytes: int) -> bytearray:
-    """`front`, of a batch whose last buffer is empty, with metadata which says that it has `body_bytes`."""
-    changed = bytearray(front)
-    last_at = at.buffers + BUFFER.size * (at.buffer_count - 1)
-    offset, length = BUFFER.unpack_from(front, last_at)
-    total = LONG.unpack_from(front, at.body_length)[0]
-    assert length == 0 and offset == total, "the bodies stand last"
-    BUFFER.pack_into(changed, last_at, offset, body_bytes)
-    LONG.pack_into(changed, at.body_length, total + aligned(body_bytes))
-    return changed
 
 
 def in_message_schema(batch: pa.RecordBatch) -> pa.RecordBatch:

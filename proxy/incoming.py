@@ -102,11 +102,6 @@ def gather(
     )
 
 
-def of_bodies(bodies: pa.BinaryArray) -> Incoming:
-    """Messages that are a body each and nothing else."""
-    return Incoming(pa.RecordBatch.from_arrays([bodies], schema=message_schema(0)), 0)
-
-
 def batch_of(
     bodies: Sequence[bytes | str],
     keys: Optional,

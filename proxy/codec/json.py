@@ -16,7 +16,7 @@ from millpond.core.errors import BadRequest, TooLarge
 from millpond.core.http.call import Body, Input, decode_json
 from millpond.core.limits import BATCH_MESSAGES
 from millpond.proxy.codec import json_bodies
-from millpond.proxy.incoming import Incoming, Request, Session, Single, gather, of_bodies
+from millpond.proxy.incoming import Incoming, Request, Session, Single, gather
 
 MEDIA_TYPE = "application/json"
 
@@ -110,9 +110,9 @@ def _bodies_alone(body: Body) -> Request | None:
     """A request whose messages have a body and nothing else. None: it is something else, or wrong."""
     if len(body) < _ALONE_FROM_BYTES or _objects_most(body) > _ALONE_OBJECTS:
         return None
-    column = json_bodies.bodies(body)
-    if column is not None:
-        return Request(None, of_bodies(column), None)
+    batch = json_bodies.bodies(body)
+    if batch is not None:
+        return Request(None, batch, None)
     try:
         request = decode_json(body, _BodiesAlone)
     except BadRequest:

@@ -13,9 +13,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from millpond.core.bodies import around
 from millpond.core.http.call import Body
 from millpond.core.limits import BATCH_MESSAGES
-from millpond.proxy.codec.json_columns import holds, unescaped
+from millpond.core.schema import message_schema
+from millpond.proxy.codec.json_columns import data_of, holds, unescaped
+from millpond.proxy.incoming import Incoming
 
 _LEAST = 400
 """Fewer messages are made one by one."""
@@ -29,10 +32,11 @@ _END = re.compile(rb'"_\}_\]_\}_'.replace(b"_", _SPACE))
 _BEGIN_QUOTES, _MESSAGE_QUOTES = 2, 4  # those of `messages`; those of `body` and of its value
 _QUOTES_MOST = _BEGIN_QUOTES + _MESSAGE_QUOTES * BATCH_MESSAGES
 _QUOTE = ord('"')
+_IN_VIEW = 12  # bytes, of which Arrow keeps as many in a view
 _WORD = 8  # of these are asked together whether any is a quote
 
 
-def bodies(body: Body) -> pa.BinaryArray | None:
+def bodies(body: Body) -> Incoming | None:
     """The messages' bodies, in their order; at least `_LEAST`."""
     if len(body) < _LEAST_BYTES or _BEGIN.match(body) is None or holds(body, b"\\"):
         return None
@@ -44,13 +48,32 @@ def bodies(body: Body) -> pa.BinaryArray | None:
     between = _BETWEEN.match(body, int(last[0]))
     if between is None or _END.fullmatch(body, int(last[-1])) is None or not _all_are(between[0], body, last[:-1]):
         return None
-    bounds = np.empty(2 * count, np.int32)
-    bounds[::2] = first + 1
-    bounds[1::2] = last
-    parts = pa.Array.from_buffers(pa.binary(), len(bounds) - 1, [None, pa.py_buffer(bounds), pa.py_buffer(body)])
-    found = parts.take(pa.array(np.arange(0, len(bounds), 2)))
+    found = _laid_out(body, first + 1, last)
     # what stands between two quotes has neither a quote nor, as nothing here, a backslash
-    return None if unescaped(found) is None else found
+    return None if unescaped(found.batch.column(0)) is None else found
+
+
+def _laid_out(body: Body, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> Incoming:
+    """What stands there in `body` as a frame's payload: a column of views, put one after another in one call."""
+    count = len(starts)
+    lengths = (ends - starts).astype(np.int32)
+    before, after, bounds = around(lengths)
+    views = np.zeros((count + 2, 4), np.int32)  # length, first bytes (nobody compares them), buffer, place
+    views[0, 0] = len(before)
+    views[1:-1, 0] = lengths
+    views[1:-1, 2] = 1
+    views[1:-1, 3] = starts
+    views[-1, 0] = len(after)  # zeros, which stand in the view itself
+    short = np.flatnonzero(lengths <= _IN_VIEW)  # as these do
+    if len(short):
+        places = np.minimum(starts[short, np.newaxis] + np.arange(_IN_VIEW), len(body) - 1)
+        views[short + 1, 1:] = np.frombuffer(body, np.uint8)[places].view(np.int32)
+    buffers = [None, *map(pa.py_buffer, (views, before, body))]
+    payload = data_of(pa.Array.from_buffers(pa.binary_view(), len(views), buffers).cast(pa.binary()))
+    data = payload[len(before) : len(before) + int(bounds[-1])]
+    column = pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(bounds), data])
+    batch = pa.RecordBatch.from_arrays([column], schema=message_schema(0))
+    return Incoming(batch, 0, payload=payload, payload_size=payload.size)
 
 
 def _all_are(text: bytes, body: Body, places: npt.NDArray[np.int64]) -> bool:

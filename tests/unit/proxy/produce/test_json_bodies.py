@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from millpond.core.errors import BadRequest
 from millpond.core.http.call import decode_json
 from millpond.core.limits import BATCH_BYTES, BATCH_MESSAGES
+from millpond.core.schema import message_schema
 from millpond.proxy.codec import json, json_bodies
 
 PLAIN = st.text(st.characters(min_codepoint=0x20, exclude_characters='"\\', exclude_categories=["Cs"]), max_size=12)
@@ -43,7 +45,7 @@ def said(request: bytes) -> list[str | None] | None:
 
 def cut(request: bytes) -> list[str] | None:
     found = json_bodies.bodies(memoryview(request))
-    return None if found is None else [body.decode() for body in found.to_pylist()]
+    return None if found is None else [body.decode() for body in found.batch.column(0).to_pylist()]
 
 
 @pytest.mark.parametrize("separators", [(",", ":"), (", ", ": "), (" ,\n", "\t:")], ids=["compact", "spaces", "lines"])
@@ -53,6 +55,17 @@ def test_plain_bodies_are_found(separators: tuple[str, str]) -> None:
     messages = [{"body": body} for body in bodies]
     request = standard.dumps({"messages": messages}, ensure_ascii=False, separators=separators)
     assert cut(request.encode()) == bodies
+
+
+@given(st.lists(st.text("abcd", max_size=30), min_size=2, max_size=40))
+def test_the_payload_is_what_pyarrow_makes_of_them(bodies: list[str]) -> None:
+    """Byte for byte, and nothing is kept beyond it: also of bodies so short that they stand in their view."""
+    found = json_bodies.bodies(memoryview(msgspec.json.encode({"messages": [{"body": body} for body in bodies]})))
+    assert found is not None and found.payload is not None
+    batch = pa.record_batch([pa.array([body.encode() for body in bodies], pa.binary())], schema=message_schema(0))
+    assert found.payload.to_pybytes() == batch.serialize().to_pybytes()
+    assert found.batch.equals(batch)
+    assert found.payload_size == found.payload.size
 
 
 @settings(deadline=None, max_examples=300)
