@@ -91,3 +91,14 @@ def test_del_and_what_is_not_ascii_are_not_escaped() -> None:
 def test_properties_are_left() -> None:
     """Maps are not texts."""
     assert by_columns(rows_of([(b"a", None, None, None)], leased=False, properties=[("p", "q")])) is None
+
+
+@pytest.mark.parametrize("size", [0, 1, 3_000, 200_000], ids=str)
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview, pa.py_buffer])
+def test_a_byte_is_found_wherever_it_stands(size: int, kind: Any) -> None:
+    """At either end and in the middle, of little that is copied and of much that is not; a NUL behind it is none."""
+    text = b"x" * size + b"\x00"
+    assert not json_columns.holds(kind(text), b"\\")
+    for at in (0, size // 2, size):
+        found = text[:at] + b"\\" + text[at:]
+        assert json_columns.holds(kind(found), b"\\")
