@@ -152,8 +152,9 @@ async def place(below: str, short: Mapping[str, str] | None = None) -> AsyncIter
 async def started(*argv: str, env: Mapping[str, str] | None = None, **options: Any) -> Process:
     """A process in a group of its own, with `env` beside this process's environment and with options of
     `create_subprocess_exec`; whoever starts it ends it by `end`."""
+    whole = {**os.environ, "LC_ALL": "C.UTF-8", **(env or {})}
     process = await asyncio.create_subprocess_exec(
-        *bound(argv), env=environment(env), stdin=DEVNULL, start_new_session=True, **options
+        *bound(argv), env=whole, stdin=DEVNULL, start_new_session=True, **options
     )
     _groups.add(process.pid)
     return process
@@ -198,10 +199,6 @@ def bound(argv: Sequence[str]) -> list[str]:
     """`argv`, ended by Linux when its parent is gone, where there is a tool to ask for that."""
     setpriv = shutil.which("setpriv")
     return [setpriv, "--pdeathsig", "KILL", "--", *argv] if setpriv else list(argv)
-
-
-def environment(more: Mapping[str, str] | None) -> dict[str, str]:
-    return {**os.environ, "LC_ALL": "C.UTF-8", **(more or {})}
 
 
 def members(group: int) -> list[int]:

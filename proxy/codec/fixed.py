@@ -56,9 +56,9 @@ def beside(pieces: Sequence[bytes | Table], count: int) -> Table:
     for piece in pieces:
         if isinstance(piece, bytes):
             at += len(piece)
-            continue
-        table[:, at : at + piece.shape[1]] = piece
-        at += piece.shape[1]
+        else:
+            table[:, at : at + piece.shape[1]] = piece
+            at += piece.shape[1]
     return table
 
 

@@ -108,11 +108,13 @@ def decode(body: Body) -> Request:
 
 def _bodies_alone(body: Body) -> Request | None:
     """A request whose messages have a body and nothing else. None: it is something else, or wrong."""
-    if len(body) < _ALONE_FROM_BYTES or _objects_most(body) > _ALONE_OBJECTS:
+    if len(body) < _ALONE_FROM_BYTES:
         return None
     batch = json_bodies.bodies(body)
     if batch is not None:
         return Request(None, batch, None)
+    if _objects_most(body) > _ALONE_OBJECTS:
+        return None
     try:
         request = decode_json(body, _BodiesAlone)
     except BadRequest:

@@ -34,7 +34,8 @@ _QUOTES_MOST = _BEGIN_QUOTES + _MESSAGE_QUOTES * BATCH_MESSAGES
 _QUOTE = ord('"')
 _IN_VIEW = 12  # bytes, of which Arrow keeps as many in a view
 _AT_ONCE = 256 * 1024  # bytes that are looked through: what is noted of each stays in a core's cache
-_WORD = 8  # of these are asked together whether any is a quote
+_WORD_BITS = 3
+_WORD = 1 << _WORD_BITS  # bytes that are asked together whether any is a quote
 
 
 def bodies(body: Body) -> Incoming | None:
@@ -96,5 +97,5 @@ def _quotes(data: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
         np.not_equal(marked.view(np.uint64), 0, some[begin // _WORD : end // _WORD])
     words = np.flatnonzero(some)[: _QUOTES_MOST + 1]
     within = np.flatnonzero(data[:whole].view(np.uint64)[words].view(np.uint8) == _QUOTE)
-    places = (words[within >> 3] << 3) + (within & 7)
+    places = (words[within >> _WORD_BITS] << _WORD_BITS) + (within & (_WORD - 1))
     return np.concatenate([places, np.flatnonzero(data[whole:] == _QUOTE) + whole])

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import children
+from benchmarks import children, restart
 from benchmarks.children import Place, ToolFailed, free_port, place
 
 SERVER = """
@@ -183,3 +183,15 @@ async def test_ctrl_c_of_a_terminal_leaves_nothing(tmp_path: Path) -> None:
     finally:
         benchmark.kill()
         await asyncio.to_thread(benchmark.wait)
+
+
+async def test_a_service_started_again_keeps_its_bytecode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where Python is told not to write it: what a process is given stands before what this one has."""
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    asked = "import sys; print(sys.dont_write_bytecode)"
+    said = []
+    for env in (None, restart.COMPILED):
+        async with children.running(sys.executable, "-c", asked, env=env) as process:
+            assert process.stdout is not None
+            said.append((await process.stdout.read()).strip())
+    assert said == [b"True", b"False"]
