@@ -18,6 +18,7 @@ import uvloop
 
 from benchmarks import compare, limits, memory, peers, report
 from benchmarks.harness import Line, Setup
+from benchmarks.paused import watched
 from benchmarks.progress import Progress
 from benchmarks.stolen import Stolen
 
@@ -92,16 +93,19 @@ async def _measure(
         for kind in chosen:
             with progress.step(kind):
                 stolen = Stolen()
-                found = [*await measure_of(kind)(setup, progress.tell), *memory.under(kind), *stolen.under(kind)]
+                async with watched(setup.folder) as disk:
+                    found = await measure_of(kind)(setup, progress.tell)
+                found = [*found, *memory.under(kind), *stolen.under(kind), *disk.under(kind)]
             progress.lines(found)
             lines += found
         told = []
         for name in wanted:
             with progress.step(name):
                 stolen = Stolen()
-                found, peer = await compare.measure(name, setup, progress.tell, works)
+                async with watched(setup.folder) as disk:
+                    found, peer = await compare.measure(name, setup, progress.tell, works)
                 beside = f"comparison with {name}"
-                found += [*memory.under(beside), *stolen.under(beside)]
+                found += [*memory.under(beside), *stolen.under(beside), *disk.under(beside)]
             progress.lines(found)
             lines += found
             told.append(peer)

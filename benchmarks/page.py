@@ -1,10 +1,10 @@
 """`python -m benchmarks.page [RESULT.json ..]`: docs/benchmarks.md and its charts, from what runs wrote.
 
 Several results of one machine become one page. Rounds of a command that ran more than once count together; else a later
-figure of the same name replaces an earlier one, except what the host took, where each run's share stays, and the most
-memory that a load took, where the greatest does. Together they are kept as benchmarks/results/latest.json, which is
-also what is read when none is named. Every figure on the page is out of that file, but for how the aims did in the runs
-kept beside it.
+figure of the same name replaces an earlier one, except what the host took and the disk's pauses, where each run's stay,
+and the most memory that a load took, where the greatest does. Together they are kept as benchmarks/results/latest.json,
+which is also what is read when none is named. Every figure on the page is out of that file, but for how the aims did in
+the runs kept beside it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from benchmarks.compare import OURS
 from benchmarks.harness import Line
 from benchmarks.memory import MOST
 from benchmarks.ours import WORKS
+from benchmarks.paused import LONGEST, PAUSED
 from benchmarks.report import PeerReport, Result
 from benchmarks.stolen import TAKEN
 
@@ -61,7 +62,7 @@ def merged(results: Sequence[Result]) -> Result:
         values, before = line.values, lines.get(line.name)
         if before is not None and line.name.startswith(MOST):
             values = [max(*before.values, *values)]
-        elif before is not None and (line.name.startswith(TAKEN) or asked[line.name] == command):
+        elif before is not None and (line.name.startswith((TAKEN, PAUSED, LONGEST)) or asked[line.name] == command):
             values = [*before.values, *values]
         lines[line.name] = msgspec.structs.replace(line, values=values)
         asked[line.name] = command

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from millpond.core.errors import BadRequest, TooLarge
-from millpond.core.frame import CODEC_LZ4, CODEC_NONE, CODEC_ZSTD
+from millpond.core.frame import CODEC_LZ4, CODEC_NONE, CODEC_ZSTD, aligned
 from millpond.core.limits import (
     ARROW_BATCHES,
     ARROW_METADATA_BYTES,
@@ -274,6 +274,20 @@ def places(encoded: bytes | memoryview) -> Places:
     message = _root(bytes(encoded[_PREFIX.size : _PREFIX.size + metadata_bytes]))
     buffers, count = message.table(2).vector(2)
     return Places(_PREFIX.size + message.place(3), _PREFIX.size + buffers, count, _PREFIX.size + metadata_bytes)
+
+
+def lengthen(front: bytearray, at: Places, buffer: int, size: int) -> None:
+    """Have the metadata in `front`, of an encoded batch, say that its `buffer`, which is empty, has `size` bytes: so
+    much, and what aligns it, stands between those before it and those behind it."""
+    more = aligned(size)
+    LONG.pack_into(front, at.body_length, LONG.unpack_from(front, at.body_length)[0] + more)
+    place = at.buffers + BUFFER.size * buffer
+    offset, length = BUFFER.unpack_from(front, place)
+    assert length == 0, "what has a length is not a place to fill"
+    BUFFER.pack_into(front, place, offset, size)
+    for behind in range(place + BUFFER.size, at.buffers + BUFFER.size * at.buffer_count, BUFFER.size):
+        offset, length = BUFFER.unpack_from(front, behind)
+        BUFFER.pack_into(front, behind, offset + more, length)
 
 
 # -- flatbuffers: just enough of them -------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from millpond.core.arrow import BUFFER, LONG, Places, places
+from millpond.core.arrow import Places, lengthen, places
 from millpond.core.frame import aligned
 from millpond.core.limits import BATCH_MESSAGES
 from millpond.core.schema import columns_of, message_schema
@@ -41,7 +41,9 @@ def around(lengths: npt.NDArray[np.int32], beside: pa.RecordBatch | None = None)
     bounds = np.zeros(_bounds(count), np.int32)
     np.cumsum(lengths, out=bounds[1 : count + 1])
     size = int(bounds[count])
-    before = b"".join((_with_length(empty, at, size), bounds.data))
+    front = bytearray(empty)
+    lengthen(front, at, at.buffer_count - 1, size)
+    before = b"".join((front, bounds.data))
     return Around(before, bytes(aligned(size) - size), bounds[: count + 1])
 
 
@@ -73,15 +75,3 @@ def _bounds(count: int) -> int:
 @cache
 def _zeros() -> pa.Buffer:
     return pa.py_buffer(bytes(4 * (BATCH_MESSAGES + 1)))
-
-
-def _with_length(front: bytes | memoryview, at: Places, size: int) -> bytearray:
-    """`front`, of a batch whose last buffer is empty, with metadata which says that it has `size` bytes."""
-    changed = bytearray(front)
-    last_at = at.buffers + BUFFER.size * (at.buffer_count - 1)
-    offset, length = BUFFER.unpack_from(front, last_at)
-    total = LONG.unpack_from(front, at.body_length)[0]
-    assert length == 0 and offset == total, "the bodies stand last"
-    BUFFER.pack_into(changed, last_at, offset, size)
-    LONG.pack_into(changed, at.body_length, total + aligned(size))
-    return changed

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from millpond.core.arrow import BUFFER, END_OF_STREAM, LONG, Places, places
+from millpond.core.arrow import BUFFER, END_OF_STREAM, LONG, Places, lengthen, places
 from millpond.core.frame import CODEC_NONE, aligned
 from millpond.core.gathered import Buffer
 from millpond.core.limits import KIB
@@ -137,14 +137,8 @@ class _Template:
     def with_bodies(self, body_bytes: int) -> tuple[bytearray, bytearray]:
         """What stands before the bodies, whose metadata says that there are so many, and what stands behind them."""
         before = bytearray(self._before)
-        more = aligned(body_bytes)
-        LONG.pack_into(before, self._at.body_length, self._body_length + more)
-        at = self._at.buffers + BUFFER.size * self.bodies
-        BUFFER.pack_into(before, at, self._buffers[self.bodies][0], body_bytes)
-        for offset, length in self._buffers[self.bodies + 1 :]:
-            at += BUFFER.size
-            BUFFER.pack_into(before, at, offset + more, length)
-        return before, bytearray(more - body_bytes) + self._after
+        lengthen(before, self._at, self.bodies, body_bytes)
+        return before, bytearray(aligned(body_bytes) - body_bytes) + self._after
 
     def put(self, before: bytearray, buffer: int, values: bytes) -> None:
         """The values of a column that stands before the bodies."""

@@ -112,11 +112,14 @@ def test_rounds_of_a_command_that_ran_twice_count_together() -> None:
     assert both.command.splitlines() == ["second", "first  # 2 times"]
 
 
-def test_what_the_host_took_of_each_run_is_told() -> None:
+@pytest.mark.parametrize(
+    "mood", ["taken by the host under", "paused: the disk under", "longest pause of the disk under"]
+)
+def test_mood_of_the_machine_in_each_run_is_told(mood: str) -> None:
     """A calm run does not hide a disturbed one, whose other figures stay on the page."""
-    share = "taken by the host under produce"
     one, two = (
-        msgspec.structs.replace(RESULT, lines=[Line(share, "% of the cores", [value])]) for value in (12.0, 0.5)
+        msgspec.structs.replace(RESULT, lines=[Line(f"{mood} produce", "% of the cores", [value])])
+        for value in (12.0, 0.5)
     )
     assert [line.values for line in page.merged([one, two]).lines] == [[12.0, 0.5]]
 
