@@ -138,10 +138,11 @@ def main(path: Path, clock: Clock) -> Pauses:
     watch = Watch(_read(file), clock.monotonic())
     sys.stdout.buffer.write(_BEGUN)
     sys.stdout.buffer.flush()
-    while not ended:
+    while True:
         time.sleep(SAMPLE_SECONDS)  # a wait for an event takes twice the CPU of a sleep, and this shares the cores
         watch.look(_read(file), clock.monotonic())
-    return watch.close()
+        if ended:
+            return watch.close()
 
 
 def _read(file: int) -> bytes:
