@@ -68,8 +68,8 @@ def merged(results: Sequence[Result]) -> Result:
         asked[line.name] = command
     peers: dict[str, PeerReport] = {}
     for peer in (peer for one in results for peer in one.peers):
-        before = peers.get(peer.key)
-        peers[peer.key] = peer if before is None else _both(before, peer)
+        earlier = peers.get(peer.key)
+        peers[peer.key] = peer if earlier is None else _both(earlier, peer)
     times = Counter(one.command for one in results if one.command)
     commands = [text if count == 1 else f"{text}  # {count} times" for text, count in times.items()]
     return msgspec.structs.replace(
