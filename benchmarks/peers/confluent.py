@@ -43,7 +43,7 @@ def produce(address: str, topics: list[str], seconds: float, message_bytes: int)
             else:
                 sent += 1
         producer.poll(0)
-    left = producer.flush(WAIT_SECONDS)
+    left: int = producer.flush(WAIT_SECONDS)
     took = _clock.monotonic() - begin
     if left:
         sys.stderr.write(f"{left} of {sent} messages were not acknowledged after {took:.0f} s\n")
