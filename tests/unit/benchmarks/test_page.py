@@ -118,8 +118,8 @@ def test_rounds_of_a_command_that_ran_twice_count_together() -> None:
 def test_mood_of_the_machine_in_each_run_is_told(mood: str) -> None:
     """A calm run does not hide a disturbed one, whose other figures stay on the page."""
     one, two = (
-        msgspec.structs.replace(RESULT, lines=[Line(f"{mood} produce", "% of the cores", [value])])
-        for value in (12.0, 0.5)
+        msgspec.structs.replace(RESULT, lines=[Line(f"{mood} produce", "% of the cores", [value])], command=command)
+        for value, command in ((12.0, "produce"), (0.5, "produce read"))
     )
     assert [line.values for line in page.merged([one, two]).lines] == [[12.0, 0.5]]
 
