@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable
 from importlib import import_module
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 import uvloop
@@ -22,6 +22,7 @@ from benchmarks.paused import watched
 from benchmarks.progress import Progress
 from benchmarks.stolen import Stolen
 
+T = TypeVar("T")
 Measure = Callable[[Setup, Callable[[str], None]], Awaitable[list[Line]]]
 
 # Kind -> the module that measures it. The first are those of a plain run.
@@ -92,24 +93,28 @@ async def _measure(
     with Progress(len(chosen) + len(wanted)) as progress:
         for kind in chosen:
             with progress.step(kind):
-                stolen = Stolen()
-                async with watched(setup.folder) as disk:
-                    found = await measure_of(kind)(setup, progress.tell)
-                found = [*found, *memory.under(kind), *stolen.under(kind), *disk.under(kind)]
+                measured, mood = await _with_mood(kind, setup, measure_of(kind)(setup, progress.tell))
+                found = [*measured, *mood]
             progress.lines(found)
             lines += found
         told = []
         for name in wanted:
             with progress.step(name):
-                stolen = Stolen()
-                async with watched(setup.folder) as disk:
-                    found, peer = await compare.measure(name, setup, progress.tell, works)
-                beside = f"comparison with {name}"
-                found += [*memory.under(beside), *stolen.under(beside), *disk.under(beside)]
+                measuring = compare.measure(name, setup, progress.tell, works)
+                (measured, peer), mood = await _with_mood(f"comparison with {name}", setup, measuring)
+                found = [*measured, *mood]
             progress.lines(found)
             lines += found
             told.append(peer)
     return lines, told
+
+
+async def _with_mood(what: str, setup: Setup, measuring: Awaitable[T]) -> tuple[T, list[Line]]:
+    """What is measured, and what memory, host and disk did meanwhile."""
+    stolen = Stolen()
+    async with watched(setup.folder) as disk:
+        measured = await measuring
+    return measured, [*memory.under(what), *stolen.under(what), *disk.under(what)]
 
 
 def measure_of(kind: str) -> Measure:

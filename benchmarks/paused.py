@@ -91,8 +91,8 @@ class Watched:
         self.pauses: Pauses | None = None
 
     def under(self, what: str) -> list[Line]:
-        """Two lines; none where the kernel does not say."""
-        if self.pauses is None or not self.pauses.seconds:
+        """Two lines; none where the kernel does not say, or whoever watched has failed and said so."""
+        if self.pauses is None:
             return []
         share = 100 * self.pauses.paused / self.pauses.seconds
         return [
@@ -122,7 +122,8 @@ async def watched(folder: str) -> AsyncIterator[Watched]:
             if await process.stdout.readline() != _BEGUN:
                 raise RuntimeError("the disk's pauses are not watched: see above")
         yield disk
-    disk.pauses = msgspec.json.decode(await process.stdout.read(), type=Pauses)
+    told = await process.stdout.read()
+    disk.pauses = msgspec.json.decode(told, type=Pauses) if told else None  # what was measured is worth more
 
 
 def main(path: Path, clock: Clock) -> Pauses:

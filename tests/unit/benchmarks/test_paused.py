@@ -30,11 +30,13 @@ def test_disk_is_paused_while_nothing_that_was_asked_comes_to_an_end() -> None:
 
 
 def test_each_pause_counts_and_the_longest_is_kept() -> None:
+    """Whichever of them came first."""
     found = seen(*[(1, 1)] * 6, *[(2, 1)] * 4)
     assert (found.paused, found.longest) == (pytest.approx(0.05 + 0.03), pytest.approx(0.05))
 
 
 def test_disk_that_is_asked_nothing_does_not_pause() -> None:
+    """However long."""
     assert seen(*[(1, 0)] * 50).paused == 0
 
 
@@ -70,4 +72,16 @@ async def test_no_lines_where_the_kernel_does_not_say(monkeypatch: pytest.Monkey
     monkeypatch.setattr(paused, "DEVICES", tmp_path / "none")
     async with paused.watched(str(tmp_path)) as disk:
         pass
+    assert disk.under("load") == []
+
+
+async def test_what_was_measured_is_kept_when_the_watcher_fails(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The device is gone, or counts in another way: there is nothing to tell of the disk, and that is all."""
+    device = tmp_path / "stat"
+    device.write_bytes(counted(1, 1))
+    monkeypatch.setattr(paused, "counted_of", lambda _folder: device)
+    async with paused.watched("") as disk:
+        device.write_bytes(b"nothing that counts")
     assert disk.under("load") == []
