@@ -10,6 +10,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Awaitable, Callable
+from functools import partial
 from importlib import import_module
 from typing import Annotated, TypeVar
 
@@ -93,15 +94,15 @@ async def _measure(
     with Progress(len(chosen) + len(wanted)) as progress:
         for kind in chosen:
             with progress.step(kind):
-                measured, mood = await _with_mood(kind, setup, measure_of(kind)(setup, progress.tell))
+                measured, mood = await _with_mood(kind, setup, partial(measure_of(kind), setup, progress.tell))
                 found = [*measured, *mood]
             progress.lines(found)
             lines += found
         told = []
         for name in wanted:
             with progress.step(name):
-                measuring = compare.measure(name, setup, progress.tell, works)
-                (measured, peer), mood = await _with_mood(f"comparison with {name}", setup, measuring)
+                measure = partial(compare.measure, name, setup, progress.tell, works)
+                (measured, peer), mood = await _with_mood(f"comparison with {name}", setup, measure)
                 found = [*measured, *mood]
             progress.lines(found)
             lines += found
@@ -109,11 +110,11 @@ async def _measure(
     return lines, told
 
 
-async def _with_mood(what: str, setup: Setup, measuring: Awaitable[T]) -> tuple[T, list[Line]]:
+async def _with_mood(what: str, setup: Setup, measure: Callable[[], Awaitable[T]]) -> tuple[T, list[Line]]:
     """What is measured, and what memory, host and disk did meanwhile."""
     stolen = Stolen()
     async with watched(setup.folder) as disk:
-        measured = await measuring
+        measured = await measure()
     return measured, [*memory.under(what), *stolen.under(what), *disk.under(what)]
 
 

@@ -51,13 +51,18 @@ def test_late_look_is_not_the_disks_pause() -> None:
     assert (found.seconds, found.paused) == (3.0, pytest.approx(2 * 2 * paused.SAMPLE_SECONDS))
 
 
-async def test_disk_is_watched_from_the_first_to_the_last_moment_of_the_block(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Where the kernel counts for whatever folder, with one request that does not come to its end."""
+    path = tmp_path / "stat"
+    path.write_bytes(counted(1, 1))
+    monkeypatch.setattr(paused, "counted_of", lambda _folder: path)
+    return path
+
+
+@pytest.mark.usefixtures("device")
+async def test_disk_is_watched_from_the_first_to_the_last_moment_of_the_block() -> None:
     """By a process that has begun when the block does; its lines are a share of that time and the longest."""
-    device = tmp_path / "stat"
-    device.write_bytes(counted(1, 1))
-    monkeypatch.setattr(paused, "counted_of", lambda _folder: device)
     async with paused.watched("") as disk:
         assert disk.under("load") == []
     assert disk.pauses is not None and disk.pauses.seconds >= paused.SAMPLE_SECONDS
@@ -75,13 +80,8 @@ async def test_no_lines_where_the_kernel_does_not_say(monkeypatch: pytest.Monkey
     assert disk.under("load") == []
 
 
-async def test_what_was_measured_is_kept_when_the_watcher_fails(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+async def test_what_was_measured_is_kept_when_the_watcher_fails(device: Path) -> None:
     """The device is gone, or counts in another way: there is nothing to tell of the disk, and that is all."""
-    device = tmp_path / "stat"
-    device.write_bytes(counted(1, 1))
-    monkeypatch.setattr(paused, "counted_of", lambda _folder: device)
     async with paused.watched("") as disk:
         device.write_bytes(b"nothing that counts")
     assert disk.under("load") == []
