@@ -159,6 +159,7 @@ class Receiver:
         self._wanted = wanted
         self._begun = begun
         self._parked: ParkedReceive | None = None
+        self._served: ParkedReceive | None = None
         self._group = group_ref(wanted.topic, wanted.group)
         self._all = parts.queue_lists.of(wanted.topic)
         self.held = Held(parts, self._group)
@@ -191,6 +192,16 @@ class Receiver:
                     raise delivery.error
                 if delivery.reason is not None or left_ms == 0 or not delivery.progress:
                     return delivery
+        except BaseException:
+            await self.held.release()
+            raise
+
+    async def shown(self) -> None:
+        """Until what `run` gave may be shown to anybody: it may still be on its way to the disk. Raises Unavailable."""
+        if self._served is None:
+            return
+        try:
+            await self._served.shown()
         except BaseException:
             await self.held.release()
             raise
@@ -236,6 +247,7 @@ class Receiver:
         """Grants of one store, or of several: in turn without waiting, then all at once until the first has some."""
         parked, self._parked = self._parked, None
         if parked is not None and parked.woken.result():
+            self._served = parked
             return [await parked.receive()]
         groups = by_store(self._wanted.topic.queues)
         room = self._wanted.max_messages

@@ -1,7 +1,7 @@
 """A receive that has no task of its own while it waits: `Poll`, what `prompt` of `routes/receive.py` begins.
 
     park -> the time is over -> nothing
-         -> woken -> task: run the receiver, encode -> the answer
+         -> woken -> task: run the receiver, encode, until it may be shown -> the answer
     or, when there may be something at once, the task from the beginning
 
 Its future is the answer to come: buffers that follow each other. Cancelled, it hands back whatever was leased.
@@ -62,6 +62,7 @@ class Poll:
     async def _run(self) -> None:
         try:
             answer = await self._serve(self._receiver)
+            await self._receiver.shown()
         except Exception as error:  # noqa: BLE001 - whoever waits for the future is told
             if not self.future.done():
                 self.future.set_exception(error)

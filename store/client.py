@@ -425,7 +425,12 @@ class ParkedReceive(Protocol):
         ...
 
     async def receive(self) -> ReceiveResult:
-        """Once, after it was woken: as `StoreClient.receive`."""
+        """Once, after it was woken: as `StoreClient.receive`. Its messages may still be on their way to the disk:
+        nobody sees any of them before `shown`."""
+        ...
+
+    async def shown(self) -> None:
+        """Until what `receive` gave may be shown. Raises Unavailable: it never may."""
         ...
 
     def leave(self) -> None:

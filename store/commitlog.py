@@ -115,8 +115,9 @@ class Blank(NamedTuple):
 class CommitLog:
     """Segments in order of position, and the tail.
 
-    tail: where the next frame goes; written: all below it was handed to the kernel; flushed: all below it is on
-    the disk. confirmed: what readers may see; on a single replica it is `flushed`.
+    tail: where the next frame goes; written: all below it was handed to the kernel; flushing: all below it is on the
+    disk once the flush under way has ended; flushed: all below it is. confirmed: what readers may see; on a single
+    replica it is `flushed`.
     """
 
     def __init__(self, disk: Disk, segment_bytes: int, seed: int) -> None:
@@ -126,6 +127,7 @@ class CommitLog:
         self.segments: list[Segment] = []
         self.tail = 0
         self.written = 0
+        self.flushing = 0
         self.flushed = 0
         self.confirmed = 0
         self.epoch = 0

@@ -1,6 +1,7 @@
 """Delivery: receive, lease, settle, seek, lag and delete_group of a store.
 
     receive -> Handout decides (under the queue's lock) -> Cursor.grant -> state frame written -> answer with frames
+            -> messages that were being flushed are on the disk -> shown
     settle  -> `settles.py`: Cursor.settle by columns -> state frame flushed (written, if the topic says so) -> statuses
 
 Single-threaded on the event loop. The cursors are the fold's; what is kept beside them (who waits, which queues may
@@ -12,6 +13,7 @@ A grant whose caller goes away before it is answered is released uncounted: the 
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 
 import pyarrow as pa
@@ -85,11 +87,27 @@ class Delivery:
 
     # -- what the engine tells --------------------------------------------------------------------------------
 
+    def on_flushing(self, queue_id: int) -> bool:
+        """A flush has begun that will move the confirmed end of a queue: who waits for that has his answer made
+        meanwhile. Whether somebody does."""
+        woken = False
+        end = self._log.flushing_end(queue_id)
+        for place in self._groups.at(queue_id):
+            group = place.group
+            if place.cursor.head < end and queue_id not in group.full and place.claim is None:
+                woken = group.expect(queue_id) or woken
+        return woken
+
     def on_confirmed(self, queue_id: int) -> None:
         """The confirmed end of a queue moved."""
+        end = self._log.ends(queue_id).end_offset
         for place in self._groups.at(queue_id):
-            if queue_id not in place.group.full and place.claim is None:
-                place.group.rouse(queue_id)
+            group = place.group
+            group.flushing.pop(queue_id, None)
+            new = place.cursor.head < end and queue_id not in group.full and place.claim is None
+            if new or place.withheld:
+                place.withheld = False
+                group.rouse(queue_id)
 
     def awaits(self, queue_id: int) -> bool:
         """Whether a receive waits for more of this queue, or one did a moment ago: its consumer comes again."""
@@ -145,12 +163,18 @@ class Delivery:
             group.pass_on()
 
     async def _served(
-        self, group: Group, request: ReceiveRequest, handout: Handout, filled: Awaitable[None], created: bool
+        self,
+        group: Group,
+        request: ReceiveRequest,
+        handout: Handout,
+        filled: Awaitable[None],
+        created: bool,
+        parked: Parked | None = None,
     ) -> ReceiveResult:
         """The answer once the handout is `filled`; what it has is released when nobody takes it."""
         try:
             await filled
-            result = await self._answer(group, request, handout, created)
+            result = await self._answer(group, request, handout, created, parked)
         except BaseException:
             self._release(handout)
             raise
@@ -175,13 +199,16 @@ class Delivery:
             return None
         group.waited_ms = now
         self._waiting.enter()
-        return Parked(group, request, self._resume, self._waiting.leave)
+        parked = Parked(group, request, self._resume, self._log.shown, self._waiting.leave)
+        if group.flushing:
+            group.pass_on()
+        return parked
 
     async def _resume(self, parked: Parked) -> ReceiveResult:
         """Serve one that was woken; when others were faster it goes back to its place in the line."""
         handout = self._handout(parked.group, parked.request)
         filled = self._fill_woken(parked, handout)
-        return await self._served(parked.group, parked.request, handout, filled, created=False)
+        return await self._served(parked.group, parked.request, handout, filled, created=False, parked=parked)
 
     async def _fill_woken(self, parked: Parked, handout: Handout) -> None:
         group, request = parked.group, parked.request
@@ -251,24 +278,15 @@ class Delivery:
 
     async def _draw(self, group: Group, handout: Handout, request: ReceiveRequest) -> None:
         """One round over the queues that may have something, each at most once, of those that the request names."""
-        known, wanted = len(group.places), _wanted(group, request)
         handout.now = now = self._now_ms()
-        handout.unfinished = False
+        handout.unfinished = handout.early = False
         if self._due.earliest <= now:
             self.wake_due()
         try:
-            for _ in range(len(group.ready)):
-                if handout.satisfied or not group.ready:
-                    break
-                queue_id = next(iter(group.ready))
-                group.ready.move_to_end(queue_id)  # before any wait: whoever comes meanwhile begins with another
-                if len(group.places) != known:  # the group has got more meanwhile
-                    known, wanted = len(group.places), _wanted(group, request)
-                if wanted is not None and queue_id not in wanted:
-                    continue
-                place = self._groups.find(group.ref.group_id, queue_id)
-                if place is not None:
-                    await self._visit(place, handout)
+            await self._go_round(group, group.ready, handout, request)
+            if handout.empty and request.wait_ms and group.flushing:
+                handout.early = True
+                await self._go_round(group, group.flushing, handout, request)
             for place in handout.more_due:
                 if not handout.satisfied:
                     await handout.visit_again(place)
@@ -277,6 +295,23 @@ class Delivery:
             handout.more_due.clear()
             if self._cursors.dirty:
                 self._log.state_changed()
+
+    async def _go_round(
+        self, group: Group, queue_ids: OrderedDict[int, None], handout: Handout, request: ReceiveRequest
+    ) -> None:
+        known, wanted = len(group.places), _wanted(group, request)
+        for _ in range(len(queue_ids)):
+            if handout.satisfied or not queue_ids:
+                return
+            queue_id = next(iter(queue_ids))
+            queue_ids.move_to_end(queue_id)  # before any wait: whoever comes meanwhile begins with another
+            if len(group.places) != known:  # the group has got more meanwhile
+                known, wanted = len(group.places), _wanted(group, request)
+            if wanted is not None and queue_id not in wanted:
+                continue
+            place = self._groups.find(group.ref.group_id, queue_id)
+            if place is not None:
+                await self._visit(place, handout)
 
     async def _visit(self, place: Place, handout: Handout) -> None:
         place.cursor.next_lease = max(place.cursor.next_lease, self._first_lease)
@@ -291,28 +326,43 @@ class Delivery:
             self._after(place)
 
     def _after(self, place: Place) -> None:
-        """Keep or drop a queue among the ready ones, by what it has now."""
+        """Keep or drop a queue among the ready ones and those being flushed, by what it has now."""
         now, queue_id, cursor = self._now_ms(), place.queue_id, place.cursor
-        group = place.group
-        new = cursor.head < self._log.ends(queue_id).end_offset and queue_id not in group.full
-        if (new and not place.claimed(now)) or cursor.has_due(now):
+        group, end = place.group, self._log.ends(queue_id).end_offset
+        free = queue_id not in group.full and not place.claimed(now)
+        if (free and cursor.head < end) or (not place.withheld and cursor.has_due(now)):
             group.ready[queue_id] = None
         else:
             group.ready.pop(queue_id, None)
+        if free and end <= cursor.head < self._log.flushing_end(queue_id):
+            group.flushing[queue_id] = None
+        else:
+            group.flushing.pop(queue_id, None)
         self._note_due(place, cursor.earliest_due)
         if place.claim is not None:
             self._note_due(place, place.claim.until)
 
-    async def _answer(self, group: Group, request: ReceiveRequest, handout: Handout, created: bool) -> ReceiveResult:
+    async def _answer(
+        self, group: Group, request: ReceiveRequest, handout: Handout, created: bool, parked: Parked | None = None
+    ) -> ReceiveResult:
+        """All of it may be shown; but to a `parked` one that has every frame, which waits for that by itself."""
         room = request.max_bytes
         grants: list[Grant] = []
+        shown_at, whole = 0, True
         for drawn in handout.drawn:
-            local = self._log.ends(drawn.place.queue_id).local_offset
-            frames = await self._frames(drawn, local, room)
+            ends = self._log.ends(drawn.place.queue_id)
+            if drawn.offsets[-1] >= ends.end_offset:
+                shown_at = self._log.flushing
+            frames = await self._frames(drawn, ends.local_offset, room)
+            whole = whole and drawn.spots is not None and len(frames) == len(drawn.spots)
             room = max(0, room - sum(len(frame.payload) for frame in frames))
-            grants.append(_grant(drawn, local, frames))
+            grants.append(_grant(drawn, ends.local_offset, frames))
         if grants or created:
             await self._log.state_written()
+        if parked is not None and whole:
+            parked.shown_at = shown_at
+        else:
+            await self._log.shown(shown_at)
         reason = None
         if handout.empty:
             reason = "in_flight_full" if group.full else "scanning" if handout.unfinished else None

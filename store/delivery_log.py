@@ -43,6 +43,10 @@ class EngineLog:
     def ends(self, queue_id: int) -> QueueEnds:
         return self._reads.ends(queue_id)
 
+    def flushing_end(self, queue_id: int) -> int:
+        queue = self._tail.fold.queues.get(queue_id)
+        return 0 if queue is None else queue.flushing_end
+
     def open_queue(self, queue: QueueRef) -> None:
         if self._tail.fold.queues.get(queue.queue_id) is None:
             self._tail.open_queue(queue, 0)
@@ -127,6 +131,13 @@ class EngineLog:
 
     async def confirmed(self) -> None:
         await self._writer.flushed(await self._gathered())
+
+    @property
+    def flushing(self) -> int:
+        return self._tail.log.flushing
+
+    async def shown(self, position: int) -> None:
+        await self._writer.flushed(position)
 
     async def _gathered(self) -> int:
         """The position below which all state changes made so far stand."""

@@ -162,7 +162,7 @@ class Engine:
         self.time = StoreTime(self._clock, restored.last_ts)
         recent = Recent(RECENT_BYTES)
         self.tail = Tail(self.log, self.directory, self.fold, self.time, recent, self._rolled, self._dropped)
-        self.writer = Writer(self.log, self._gather, self._confirmed, self.time.now_ms)
+        self.writer = Writer(self.log, self._gather, self._flushing, self._confirmed, self.time.now_ms)
         self.reader = FrameReader(self.log, recent, self._quarantine, self.writer.awaiting)
         self.ahead = FramesAhead(self.fold.queues, self.directory, self.reader, self.writer.awaiting)
         self.reads = Reads(self.fold.queues, self.directory, self.reader, self.ahead, self.lost, self.writer.hurry)
@@ -261,6 +261,12 @@ class Engine:
             self.housekeeping.demand_segment()
         self.housekeeping.appended()
         return done
+
+    def _flushing(self) -> bool:
+        expected = False
+        for queue in self.tail.begin_flush():
+            expected = self.delivery.on_flushing(queue.ref.queue_id) or expected
+        return expected
 
     def _confirmed(self) -> None:
         for queue in self.tail.publish():

@@ -116,6 +116,7 @@ class Groups:
         group, queue_id = place.group, place.queue_id
         del group.places[queue_id]
         group.ready.pop(queue_id, None)
+        group.flushing.pop(queue_id, None)
         group.full.pop(queue_id, None)
         group.checked = None
         self._of_queue[queue_id].remove(place)

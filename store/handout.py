@@ -5,8 +5,10 @@
 A receive of many (more than RECEIVE_MESSAGES) ends with a frame where that leaves it at least half of what was asked:
 a frame that is cut is read, opened and sent in two parts, which costs more than a smaller receive.
 
-New messages are confirmed ones only. With a filter they are chosen by tag hashes on slices of the index; those that
-are no longer on the local disk are handed out as a claim, for the proxy to read and filter.
+New messages are confirmed ones. Where there are none, and the receive waits, those that the flush under way will
+confirm are handed out (`early`): the answer is made meanwhile, and shown to nobody before that flush has ended.
+With a filter new ones are chosen by tag hashes on slices of the index; those that are no longer on the local disk are
+handed out as a claim, for the proxy to read and filter.
 
 Reading the index may wait. So a queue is decided under its place's lock, and what was decided before a wait is
 checked again after it: settles and seeks do not take the lock.
@@ -40,6 +42,10 @@ class DeliveryLog(Protocol):
 
     def ends(self, queue_id: int) -> QueueEnds:
         """In memory; all offsets 0 for a queue that is not known."""
+        ...
+
+    def flushing_end(self, queue_id: int) -> int:
+        """The confirmed end once the flush under way has ended."""
         ...
 
     def open_queue(self, queue: QueueRef) -> None:
@@ -86,6 +92,15 @@ class DeliveryLog(Protocol):
         """Until all state so far is below the confirmed position."""
         ...
 
+    @property
+    def flushing(self) -> int:
+        """The confirmed position once the flush under way has ended."""
+        ...
+
+    async def shown(self, position: int) -> None:
+        """Until what stands below `position` is confirmed. Raises Unavailable."""
+        ...
+
 
 class Drawn(NamedTuple):
     """Rows leased together, before they are an answer. `spots`: where they stand, when that is known already."""
@@ -116,6 +131,7 @@ class Handout:
         self.claims: list[Claim] = []
         self.more_due: list[Place] = []
         self.unfinished = False  # a filtered scan stopped before the end
+        self.early = False  # messages that are being flushed may be taken, too
 
     @property
     def empty(self) -> bool:
@@ -153,6 +169,12 @@ class Handout:
         offsets = cursor.due_rows(self.now, min(most, self.messages))
         if not len(offsets):
             return
+        end = self._log.ends(place.queue_id).end_offset
+        if offsets[-1] >= end:  # handed out early, and given back, or its lease was over before the flush
+            place.withheld = True
+            offsets = offsets[: int(offsets.searchsorted(end))]
+            if not len(offsets):
+                return
         offsets = offsets[: int(offsets.searchsorted(offsets[0] + SPAN_ENTRIES))]
         offsets = offsets[: await self._fitting(place, offsets)]
         offsets = offsets[cursor.still_due(offsets, self.now)]
@@ -165,36 +187,36 @@ class Handout:
     async def _take_new(self, place: Place, claim_number: int) -> None:
         cursor = place.cursor
         ends = self._log.ends(place.queue_id)
+        end = self._log.flushing_end(place.queue_id) if self.early else ends.end_offset
         cursor.trim(ends.start_offset)
         room = self._bound - cursor.in_flight
-        if cursor.head >= ends.end_offset or place.claimed(self.now):
+        if cursor.head >= end or place.claimed(self.now):
             return
         if room <= 0:
             place.group.full[place.queue_id] = self._bound
             return
         most = min(self.messages, room)
         if self._tags is None:
-            await self._take_next(place, ends, most)
+            await self._take_next(place, ends.local_offset, end, most)
         elif cursor.head < ends.local_offset:
             self._claim(place, ends, claim_number)
         else:
-            await self._take_matching(place, ends, most, self._tags)
+            await self._take_matching(place, end, most, self._tags)
 
-    async def _take_next(self, place: Place, ends: QueueEnds, most: int) -> None:
+    async def _take_next(self, place: Place, local: int, end: int, most: int) -> None:
         cursor = place.cursor
         first, generation = cursor.head, cursor.generation
-        if first >= ends.local_offset:
-            spots = await self._frames_from(place.queue_id, first, ends.end_offset, most)
+        if first >= local:
+            spots = await self._frames_from(place.queue_id, first, end, most)
             if spots and (cursor.head, cursor.generation) == (first, generation):
-                end = spots[-1].end
+                to = spots[-1].end
                 self._bytes -= sum(spot.length for spot in spots)
-                self._lease(place, np.arange(first, end), end, spots)
-                if most > RECEIVE_MESSAGES and end < ends.end_offset:
+                self._lease(place, np.arange(first, to), to, spots)
+                if most > RECEIVE_MESSAGES and to < end:
                     self.messages = 0  # what another queue could add would be a part of a frame
             if spots:
                 return
-        end = min(ends.local_offset if first < ends.local_offset else ends.end_offset, first + most)
-        offsets = np.arange(first, end)
+        offsets = np.arange(first, min(local if first < local else end, first + most))
         count = await self._fitting(place, offsets)
         if count and (cursor.head, cursor.generation) == (first, generation):
             self._lease(place, offsets[:count], first + count)
@@ -223,10 +245,10 @@ class Handout:
             size, count = size + spot.length, more
         return spots
 
-    async def _take_matching(self, place: Place, ends: QueueEnds, most: int, tags: npt.NDArray[np.uint32]) -> None:
+    async def _take_matching(self, place: Place, end: int, most: int, tags: npt.NDArray[np.uint32]) -> None:
         cursor = place.cursor
         first, generation = cursor.head, cursor.generation
-        offsets, at = await self._scan(place.queue_id, first, ends.end_offset, most, tags)
+        offsets, at = await self._scan(place.queue_id, first, end, most, tags)
         if len(offsets) > most:
             offsets = offsets[:most]
             at = int(offsets[-1]) + 1
@@ -241,7 +263,7 @@ class Handout:
             self._lease(place, offsets, at)
         else:
             cursor.advance(at)
-            self.unfinished |= at < ends.end_offset
+            self.unfinished |= at < end
 
     async def _scan(
         self, queue_id: int, first: int, end: int, most: int, tags: npt.NDArray[np.uint32]

@@ -7,9 +7,9 @@ which end with it), deadlines hold, errors are `MillpondError`s. Only the launch
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from millpond.core.clock import Clock, Random
 from millpond.core.config import StoreConfig, TierConfig
@@ -196,14 +196,16 @@ class LocalStore:
             raise Unavailable("deadline_exceeded", "the store did not answer in time") from None
 
 
+class _Bounded(Protocol):
+    async def __call__(self, call: Coroutine[Any, Any, T], deadline_ms: int) -> T: ...
+
+
 class _LocalParked:
     """`Parked`, served within the time that any receive has."""
 
     __slots__ = ("_bounded", "_parked", "woken")
 
-    def __init__(
-        self, parked: Parked, bounded: Callable[[Coroutine[Any, Any, ReceiveResult], int], Awaitable[ReceiveResult]]
-    ) -> None:
+    def __init__(self, parked: Parked, bounded: _Bounded) -> None:
         self._parked = parked
         self._bounded = bounded
         self.woken = parked.woken
@@ -214,6 +216,10 @@ class _LocalParked:
 
     async def receive(self) -> ReceiveResult:
         return await self._bounded(self._parked.receive(), self._parked.request.wait_ms + CALL_MS)
+
+    async def shown(self) -> None:
+        if self._parked.shown_at:
+            await self._bounded(self._parked.shown(), CALL_MS)
 
     def leave(self) -> None:
         self._parked.leave()

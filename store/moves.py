@@ -89,6 +89,9 @@ class Moves:
             head, in_flight = max(cursor.head, ends.start_offset), cursor.in_flight
             committed = max(cursor.committed, ends.start_offset)
             skipped = cursor.skipped + head - cursor.head
+            if head > ends.end_offset:  # handed out early: nobody has seen those messages
+                head, in_flight = ends.end_offset, in_flight - cursor.in_flight_from(ends.end_offset)
+                committed = min(committed, head)
         oldest_ts = await self._log.timestamp_at(queue_id, committed) if committed < ends.end_offset else -1
         return QueueLag(
             queue_id, ends.start_offset, committed, head, ends.end_offset, in_flight, oldest_ts, skipped,

@@ -5,7 +5,7 @@ cost. So one that can do nothing but wait is a place in its group's line and a t
 something to run (`receive`).
 
     lie down -> woken False: the time is over -> answered with nothing
-             -> woken True -> receive() -> an answer
+             -> woken True -> receive() -> an answer -> shown() -> it may be shown
              -> leave()
 """
 
@@ -30,22 +30,29 @@ class Woken(NamedTuple):
 class Parked:
     """As `store.client.ParkedReceive` says. It counts as waiting until it is served, or leaves."""
 
-    __slots__ = ("_counted", "_leave", "_resume", "_resumed", "deadline", "group", "request", "waiter", "woken")
+    __slots__ = (
+        "_counted", "_leave", "_resume", "_resumed", "_shown", "deadline", "group", "request", "shown_at", "waiter",
+        "woken",
+    )  # fmt: skip
 
     def __init__(
         self,
         group: Group,
         request: ReceiveRequest,
         resume: Callable[[Parked], Awaitable[ReceiveResult]],
+        shown: Callable[[int], Awaitable[None]],
         leave: Callable[[], None],
     ) -> None:
-        """`leave` is called once, when it no longer waits."""
+        """`resume` sets `shown_at` to the position that must be confirmed before its answer is shown; `shown` waits for
+        it. `leave` is called once, when it no longer waits."""
         seconds = request.wait_ms / 1000
         self.group = group
         self.request = request
         self.deadline = asyncio.get_running_loop().time() + seconds
         self.waiter = Waiter(request.queues)
+        self.shown_at = 0
         self._resume = resume
+        self._shown = shown
         self._leave = leave
         self._resumed = False
         self._counted = True
@@ -72,6 +79,9 @@ class Parked:
             return await self._resume(self)
         finally:
             self._no_longer()
+
+    async def shown(self) -> None:
+        await self._shown(self.shown_at)
 
     def leave(self) -> None:
         """Nobody wants the answer any more. To one that is being served it does nothing: that is cancelled."""

@@ -2,8 +2,9 @@
 
 A `Place` is one cursor's surroundings, a `Group` those of all its cursors in this store. `ready` names the queues
 that may have something to hand out, in turn; an empty receive and a wake-up look at no others, so ten thousand idle
-queues cost nothing. Readiness may be wrong in one direction only: a queue with something to give is always in it,
-unless its due time lies ahead (`DueTimes`), its table is full (`full`) or a claim is out.
+queues cost nothing. `flushing` names those that will be ready once the flush under way has ended. Readiness may be
+wrong in one direction only: a queue with something to give is always in it, unless its due time lies ahead
+(`DueTimes`), its table is full (`full`) or a claim is out.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections import OrderedDict
+from itertools import chain
 from typing import NamedTuple
 
 from millpond.store.client import GroupRef, QueueRef
@@ -29,7 +31,7 @@ class OpenClaim(NamedTuple):
 
 
 class Place:
-    __slots__ = ("claim", "cursor", "group", "lock", "noted_due")
+    __slots__ = ("claim", "cursor", "group", "lock", "noted_due", "withheld")
 
     def __init__(self, group: Group, cursor: Cursor) -> None:
         self.group = group
@@ -37,6 +39,7 @@ class Place:
         self.lock = asyncio.Lock()  # held while a receive decides what to hand out, which may read the index
         self.claim: OpenClaim | None = None
         self.noted_due = NEVER  # the earliest time that DueTimes holds for it
+        self.withheld = False  # rows are due that are not confirmed yet
 
     @property
     def queue_id(self) -> int:
@@ -50,12 +53,13 @@ class Place:
 
 
 class Group:
-    __slots__ = ("checked", "favour_due", "full", "places", "ready", "ref", "waited_ms", "waiters")
+    __slots__ = ("checked", "favour_due", "flushing", "full", "places", "ready", "ref", "waited_ms", "waiters")
 
     def __init__(self, ref: GroupRef, count: WaiterCount) -> None:
         self.ref = ref
         self.places: dict[int, Place] = {}  # by queue id
         self.ready: OrderedDict[int, None] = OrderedDict()  # queue ids, the next to be served first
+        self.flushing: OrderedDict[int, None] = OrderedDict()  # the same, with messages that are being flushed
         self.full: dict[int, int] = {}  # queue id -> the bound it was found full at
         self.waiters = Waiters(count)
         self.waited_ms = -1_000_000  # when a receive last began to wait, by the store's clock
@@ -68,15 +72,22 @@ class Group:
         if self.waiters:
             self.waiters.wake(queue_id)
 
+    def expect(self, queue_id: int) -> bool:
+        """The queue will have something once the flush under way has ended: the same. Whether there was one."""
+        self.flushing[queue_id] = None
+        return bool(self.waiters) and self.waiters.wake(queue_id)
+
     def pass_on(self) -> None:
         """Somebody was served or left: if more is ready, wake the next."""
         if self.waiters and not self.waiters.awake:
-            for queue_id in self.ready:
+            for queue_id in chain(self.ready, self.flushing):
                 if self.waiters.wake(queue_id):
                     return
 
     def has_ready(self, wanted: frozenset[int] | None) -> bool:
-        return bool(self.ready) if wanted is None else not wanted.isdisjoint(self.ready)
+        if wanted is None:
+            return bool(self.ready or self.flushing)
+        return not (wanted.isdisjoint(self.ready) and wanted.isdisjoint(self.flushing))
 
     def is_full(self, wanted: frozenset[int] | None) -> bool:
         """Whether every queue wanted is full: waiting would only end with an ack."""

@@ -91,11 +91,11 @@ class _Replay:
         self.directory.load([segment.base for segment in log.segments if segment.base < base])
         found = recover(log, self._start, head.confirmed if head else 0, head.epoch if head else 0, self._fold_group)
         cut(log, found.end, found.last_header)
-        log.tail = log.written = log.flushed = log.confirmed = found.end
+        log.tail = log.written = log.flushing = log.flushed = log.confirmed = found.end
         _make_room(log)
         lost = self._account_for(found.damage, head.lost if head else [])
         for queue in self.fold.queues:
-            queue.confirmed_end = queue.next_offset
+            queue.flushing_end = queue.confirmed_end = queue.next_offset
         for old in self.directory.closing():
             self.directory.close_segment_now(old)
         self._complaints += [f"mended one bit of the frame header at {position}" for position in found.mended]

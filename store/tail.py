@@ -1,8 +1,8 @@
 """The tail in memory: what is appended here has an offset, stands in the index and is folded, at once.
 
-Writing and flushing follow (`writer`); nobody is shown any of it before it is confirmed: `confirmed` publishes, in
-order, what has become so. Everything here runs on the event loop and never waits, so an append is one step:
-either all of it happened or none.
+Writing and flushing follow (`writer`); nobody is shown any of it before it is confirmed: `publish` says, in order,
+what has become so, and `begin_flush` what will be next. Everything here runs on the event loop and never waits, so an
+append is one step: either all of it happened or none.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ class Tail:
         self._rolled = rolled
         self._on_dropped = dropped
         self._unconfirmed: deque[_Unconfirmed] = deque()
+        self._flushing: dict[int, QueueState] = {}  # by queue id: those of the flush under way
         self._dropped_topics: dict[int, None] = {}  # topic ids; the oldest first
         self._held: deque[tuple[bytes, int]] = deque()  # state frames without room yet; their changes are folded
         self.frames = 0  # since start
@@ -221,13 +222,19 @@ class Tail:
 
     # -- confirm -------------------------------------------------------------------------------------------
 
-    def publish(self) -> list[QueueState]:
-        """Raise the confirmed end of every queue whose frames lie below the confirmed position now; these queues."""
-        confirmed = self.log.confirmed
-        moved: dict[int, QueueState] = {}
+    def begin_flush(self) -> list[QueueState]:
+        """A flush has begun: raise the flushing end of every queue of which it takes frames; these queues."""
+        flushing = self.log.flushing
         waiting = self._unconfirmed
-        while waiting and waiting[0].end_position <= confirmed:
+        while waiting and waiting[0].end_position <= flushing:
             _, queue, end_offset = waiting.popleft()
-            queue.confirmed_end = max(queue.confirmed_end, end_offset)
-            moved[queue.ref.queue_id] = queue
-        return list(moved.values())
+            queue.flushing_end = max(queue.flushing_end, end_offset)
+            self._flushing[queue.ref.queue_id] = queue
+        return list(self._flushing.values())
+
+    def publish(self) -> list[QueueState]:
+        """That flush has ended: what it took is confirmed; the same queues."""
+        moved, self._flushing = list(self._flushing.values()), {}
+        for queue in moved:
+            queue.confirmed_end = queue.flushing_end
+        return moved

@@ -15,6 +15,7 @@ everything that waits on it fails, and its owner restarts the store through reco
 from __future__ import annotations
 
 import asyncio
+import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from contextlib import suppress
@@ -84,14 +85,21 @@ class Writer:
     """Writes and flushes the tail of `log`.
 
     `gather` appends what is pending in memory (state changes) before each write, True when all of it had room;
-    `confirmed` is called when the confirmed position has moved; `now_ms` stamps marks.
+    `flushing` is called when a flush is under way, True when it gave this thread something to do meanwhile; `confirmed`
+    is called when the confirmed position has moved; `now_ms` stamps marks.
     """
 
     def __init__(
-        self, log: CommitLog, gather: Callable[[], bool], confirmed: Callable[[], None], now_ms: Callable[[], int]
+        self,
+        log: CommitLog,
+        gather: Callable[[], bool],
+        flushing: Callable[[], bool],
+        confirmed: Callable[[], None],
+        now_ms: Callable[[], int],
     ) -> None:
         self._log = log
         self._gather = gather
+        self._flushing = flushing
         self._confirmed = confirmed
         self._now_ms = now_ms
         self._wake = asyncio.Event()
@@ -239,8 +247,7 @@ class Writer:
                         await self._pace()
                     end = log.written
                     started = loop.time()
-                    segments = log.segments_between(log.flushed, end)
-                    await self._sync(segments)
+                    await self._sync(log.segments_between(log.flushed, end), end)
                     self.flushes += 1
                     self.flush_seconds += loop.time() - started
                     log.flushed = log.confirmed = end
@@ -254,11 +261,16 @@ class Writer:
         finally:
             self._syncs.close()
 
-    async def _sync(self, segments: list[Segment]) -> None:
+    async def _sync(self, segments: list[Segment], end: int) -> None:
         self.awaiting.begin()
         try:
             for segment in segments:
-                await self._syncs.sync(segment.file)
+                synced = self._syncs.sync(segment.file)
+                if self._log.flushing < end:
+                    self._log.flushing = end
+                    if self._flushing():
+                        os.sched_yield()  # the kernel's worker, which is on this core, begins before what was woken
+                await synced
         finally:
             self.awaiting.end()
 

@@ -84,6 +84,10 @@ class Cursor:
     def in_flight(self) -> int:
         return self.table.live
 
+    def in_flight_from(self, offset: int) -> int:
+        """How many of these are not below `offset`."""
+        return int(np.count_nonzero(self.table.columns.state[self.table.span(offset, self.head)] != DEAD))
+
     @property
     def earliest_due(self) -> int:
         """No row that `due_rows` has not found yet is due before this; NEVER when there is none."""

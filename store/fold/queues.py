@@ -1,8 +1,8 @@
 """What the fold knows of queues: where each begins and ends.
 
 `start_offset` is where reading may begin (retention raises it), `next_offset` where the next message goes.
-`confirmed_end`, `local_offset`, `tiered_to` and what is unsealed are not part of the fold: they say what is
-confirmed, on this disk and in the tier, and are worked out anew at start.
+`flushing_end`, `confirmed_end`, `local_offset`, `tiered_to` and what is unsealed are not part of the fold: they say
+what is about to be confirmed and is so, on this disk and in the tier, and are worked out anew at start.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from millpond.store.fold.snapshot import Snapshot, Tables, table_of
 
 class QueueState:
     __slots__ = (
-        "confirmed_end", "last_ts", "local_offset", "next_offset", "ref", "start_offset", "tiered_to", "unsealed_bytes",
-        "unsealed_ts",
+        "confirmed_end", "flushing_end", "last_ts", "local_offset", "next_offset", "ref", "start_offset", "tiered_to",
+        "unsealed_bytes", "unsealed_ts",
     )  # fmt: skip
 
     def __init__(self, ref: QueueRef, first_offset: int) -> None:
@@ -27,6 +27,7 @@ class QueueState:
         self.next_offset = first_offset
         self.last_ts = 0
         self.confirmed_end = first_offset
+        self.flushing_end = first_offset  # what the flush under way makes of it; no less than it
         self.local_offset = first_offset
         self.tiered_to = first_offset
         self.unsealed_bytes = 0  # payload bytes not in the tier yet, an estimate after a start

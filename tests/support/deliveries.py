@@ -41,19 +41,23 @@ class MemoryLog:
         self.start: dict[int, int] = {}
         self.local: dict[int, int] = {}
         self.row_size = 100.0
+        self.without_frames = False
         self.frame_rows = 100
         self.calls: list[str] = []
         self.gate: asyncio.Event | None = None
         self.write_gate: asyncio.Event | None = None
         self.reached = asyncio.Event()
         self.now = 1_000_000
+        self.unconfirmed: dict[int, int] = {}  # messages of each queue that are being flushed
+        self.flushing = self.flushed = 0
+        self.flush: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def now_ms(self) -> int:
         return self.now
 
     def ends(self, queue_id: int) -> QueueEnds:
         start = self.start.get(queue_id, 0)
-        end = len(self.tags.get(queue_id, ()))
+        end = len(self.tags.get(queue_id, ())) - self.unconfirmed.get(queue_id, 0)
         return QueueEnds(queue_id, start, max(start, self.local.get(queue_id, 0)), end, 0)
 
     def open_queue(self, queue: QueueRef) -> None:
@@ -85,7 +89,9 @@ class MemoryLog:
         return [FrameSpot(s // rows, int(rows * self.row_size), s, e) for s, e in zip(starts, ends, strict=True)]
 
     async def frames_at(self, queue_id: int, spots: list[FrameSpot], max_bytes: int) -> list[StoredFrame]:
-        return []
+        nothing = pa.py_buffer(b"")
+        frame = StoredFrame(queue_id, 0, 0, 0, 0, 0, 0, 0, nothing, nothing)
+        return [] if self.without_frames else [frame] * len(spots)
 
     async def timestamp_at(self, queue_id: int, offset: int) -> int:
         return 7_000 + offset
@@ -103,6 +109,13 @@ class MemoryLog:
     async def confirmed(self) -> None:
         self.calls.append("confirmed")
 
+    def flushing_end(self, queue_id: int) -> int:
+        return len(self.tags.get(queue_id, ()))
+
+    async def shown(self, position: int) -> None:
+        if position > self.flushed:
+            await asyncio.shield(self.flush)
+
 
 class Bench:
     """A delivery with its log, and short words for what the tests do."""
@@ -112,10 +125,31 @@ class Bench:
         self.cursors = Cursors()
         self.delivery = Delivery(self.log, self.cursors, self.log.now_ms)
         self.tasks: list[asyncio.Task[Any]] = []
+        self.queues = Q[:1]  # the list that a group knows by its identity
+        self.woken = False
 
     def put(self, count: int, queue: QueueRef = Q[0], tag: int = 1) -> None:
         self.log.tags.setdefault(queue.queue_id, []).extend([tag] * count)
         self.delivery.on_confirmed(queue.queue_id)
+
+    def begin_flush(self, count: int, queue: QueueRef = Q[0], tag: int = 1) -> None:
+        """Of so many new messages."""
+        self.log.tags.setdefault(queue.queue_id, []).extend([tag] * count)
+        self.log.unconfirmed[queue.queue_id] = count
+        self.log.flushing += 1
+        self.woken = self.delivery.on_flushing(queue.queue_id)
+
+    def end_flush(self, error: Exception | None = None) -> None:
+        flush, self.log.flush = self.log.flush, asyncio.get_running_loop().create_future()
+        if error is not None:
+            flush.set_exception(error)
+            return
+        self.log.flushed = self.log.flushing
+        flush.set_result(None)
+        queue_ids = list(self.log.unconfirmed)
+        self.log.unconfirmed.clear()
+        for queue_id in queue_ids:
+            self.delivery.on_confirmed(queue_id)
 
     def pass_time(self, ms: int) -> None:
         self.log.now += ms

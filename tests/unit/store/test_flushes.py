@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 from support.disks import MemoryDisk
-from support.stores import StoreMetadata, append, messages, open_store, queue
+from support.stores import StoreMetadata, append, bodies_of, messages, open_store, queue
 
-from millpond.store.client import AppendRequest
+from millpond.store.client import AppendRequest, GroupRef, ReceiveRequest
 from millpond.store.flushes import Flushes
 from millpond.store.local import LocalStore
 
@@ -143,3 +143,26 @@ async def test_appends_of_one_call_wait_together(
     outcomes = (await store.append(AppendRequest(many, 2_000))).outcomes
     assert [outcome.error.code for outcome in outcomes if outcome.error is not None] == ["flush_behind"] * 50
     disk.go_on.set()
+
+
+async def test_a_receive_is_served_during_the_flush_and_shown_behind_it(store: LocalStore, disk: WatchedDisk) -> None:
+    """The lease stands in the log while the disk is still at work; the message is given when it is done."""
+    receive = ReceiveRequest(GroupRef(1, 1, 5), [queue()], "earliest", 10, 1 << 20, 30_000, wait_ms=30_000)
+    waiting = asyncio.create_task(store.receive(receive))
+    await _until(lambda: store.engine.delivery.waiting == 1 and store.engine.log.flushed == store.engine.log.tail)
+    [cursor] = store.engine.fold.cursors.by_key.values()
+    disk.go_on.clear()
+    appending = asyncio.create_task(append(store, messages([b"a"])))
+    await _until(lambda: cursor.in_flight == 1 and store.engine.log.written == store.engine.log.tail)
+    await asyncio.sleep(0)
+    assert (waiting.done(), appending.done(), (await store.queues([1]))[0].end_offset) == (False, False, 0)
+    disk.go_on.set()
+    [frame] = (await waiting).grants[0].frames
+    assert bodies_of(frame) == [b"a"]
+    await appending
+
+
+async def _until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not holds():  # noqa: ASYNC110
+            await asyncio.sleep(0)

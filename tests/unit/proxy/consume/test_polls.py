@@ -13,7 +13,7 @@ from millpond.proxy.polls import Poll
 
 
 class Fake:
-    """Receiver, what it holds, and the wait that it parks; `gate`: serving waits for it."""
+    """Receiver, what it holds, and the wait that it parks; `gate`: serving waits for it, `flush`: showing does."""
 
     def __init__(self, *, parks: bool = True) -> None:
         self.parks = parks
@@ -22,6 +22,8 @@ class Fake:
         self.calls: list[str] = []
         self.releases = Tasks()
         self.gate = asyncio.Event()
+        self.flush = asyncio.Event()
+        self.flush.set()
         self.woken: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
     def park(self) -> Any:
@@ -32,6 +34,9 @@ class Fake:
 
     async def release(self) -> None:
         self.calls.append("released")
+
+    async def shown(self) -> None:
+        await self.flush.wait()
 
     async def serve(self, _receiver: Any) -> list[Any]:
         self.calls.append("served")
@@ -109,6 +114,19 @@ async def test_a_client_that_goes(when: str) -> None:
     fake.gate.set()
     await turns()
     assert set(fake.calls) == ({"served", "left"} if when in {"begun", "served"} else {"left"})
+
+
+async def test_nothing_is_answered_before_it_may_be_shown() -> None:
+    """The answer is made, and waits for the flush."""
+    fake = Fake()
+    poll = fake.poll()
+    fake.flush.clear()
+    fake.gate.set()
+    fake.woken.set_result(True)
+    await turns()
+    assert (fake.calls, poll.future.done()) == (["served"], False)
+    fake.flush.set()
+    assert await poll.future == [b"answer"]
 
 
 async def test_an_answer_that_is_lost_is_handed_back() -> None:
