@@ -2,7 +2,7 @@
 
 Large writes leave no pages behind (`disk.py`), so without this every consumer that keeps up would read each byte back.
 What is kept are the very buffers that were appended, not copies; the oldest go first. A frame is known by its position,
-and no reader asks for one that is not confirmed: being here says nothing about being on the disk.
+and no reader is shown one that is not confirmed: being here says nothing about being on the disk.
 """
 
 from __future__ import annotations
