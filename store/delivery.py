@@ -90,9 +90,12 @@ class Delivery:
     def on_flushing(self, queue_id: int) -> bool:
         """A flush has begun that will move the confirmed end of a queue: who waits for that has his answer made
         meanwhile. Whether somebody does."""
+        places = self._groups.at(queue_id)
+        if not places:
+            return False
         woken = False
         end = self._log.flushing_end(queue_id)
-        for place in self._groups.at(queue_id):
+        for place in places:
             group = place.group
             if place.cursor.head < end and queue_id not in group.full and place.claim is None:
                 woken = group.expect(queue_id) or woken
@@ -100,8 +103,11 @@ class Delivery:
 
     def on_confirmed(self, queue_id: int) -> None:
         """The confirmed end of a queue moved."""
+        places = self._groups.at(queue_id)
+        if not places:
+            return
         end = self._log.ends(queue_id).end_offset
-        for place in self._groups.at(queue_id):
+        for place in places:
             group = place.group
             group.flushing.pop(queue_id, None)
             new = place.cursor.head < end and queue_id not in group.full and place.claim is None
@@ -361,7 +367,7 @@ class Delivery:
             await self._log.state_written()
         if parked is not None and whole:
             parked.shown_at = shown_at
-        else:
+        elif shown_at:
             await self._log.shown(shown_at)
         reason = None
         if handout.empty:

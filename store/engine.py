@@ -263,10 +263,7 @@ class Engine:
         return done
 
     def _flushing(self) -> bool:
-        expected = False
-        for queue in self.tail.begin_flush():
-            expected = self.delivery.on_flushing(queue.ref.queue_id) or expected
-        return expected
+        return any([self.delivery.on_flushing(queue.ref.queue_id) for queue in self.tail.begin_flush()])
 
     def _confirmed(self) -> None:
         for queue in self.tail.publish():

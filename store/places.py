@@ -73,7 +73,8 @@ class Group:
             self.waiters.wake(queue_id)
 
     def expect(self, queue_id: int) -> bool:
-        """The queue will have something once the flush under way has ended: the same. Whether there was one."""
+        """The queue will have something once the flush under way has ended: wake one that wants it; whether there is
+        one."""
         self.flushing[queue_id] = None
         return bool(self.waiters) and self.waiters.wake(queue_id)
 
@@ -85,6 +86,7 @@ class Group:
                     return
 
     def has_ready(self, wanted: frozenset[int] | None) -> bool:
+        """Whether one of these queues may have something, or will once the flush under way has ended."""
         if wanted is None:
             return bool(self.ready or self.flushing)
         return not (wanted.isdisjoint(self.ready) and wanted.isdisjoint(self.flushing))
