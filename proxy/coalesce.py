@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from millpond.core.deadlines import Deadlines
 from millpond.core.errors import MillpondError, Unavailable
 from millpond.core.frame import ProducerPart
 from millpond.core.limits import (
@@ -89,6 +90,7 @@ class Coalescer:
         self._leaving: dict[_Way, _Leaving] = {}
         self._under_way: Counter[_Way] = Counter()  # calls that others wait for
         self._tasks = Tasks()
+        self._deadlines = Deadlines()
         self._bytes = 0  # taken and not yet answered, over all queues
         self._closed = False
 
@@ -251,7 +253,7 @@ class Coalescer:
                 plan.fail(error)
         if not appends:
             return
-        async with asyncio.timeout(self._call_ms / 1_000 + CALL_MARGIN_SECONDS):
+        with self._deadlines.within(self._call_ms / 1_000 + CALL_MARGIN_SECONDS):
             result = await store.append(AppendRequest(appends, self._call_ms))
         for plan, outcome in zip(sent, result.outcomes, strict=True):
             plan.take(outcome)

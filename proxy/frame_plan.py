@@ -15,6 +15,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -29,7 +30,7 @@ from millpond.store.client import AppendOutcome, Duplicate, Durability, QueueApp
 Offsets = npt.NDArray[np.int64]
 
 
-class PlacedSingle(NamedTuple):
+class PlacedSingle(msgspec.Struct, frozen=True):
     """Where one message stands. `offset` -1: a duplicate whose place is no longer known."""
 
     offset: int

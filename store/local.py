@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 from millpond.core.clock import Clock, Random
 from millpond.core.config import StoreConfig, TierConfig
+from millpond.core.deadlines import Deadlines
 from millpond.core.errors import DiskFull, Unavailable
 from millpond.core.limits import CALL_MS
 from millpond.core.tier.objects import ObjectStore
@@ -53,6 +54,7 @@ T = TypeVar("T")
 class LocalStore:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
+        self._deadlines = Deadlines()
 
     @classmethod
     async def open(
@@ -190,7 +192,7 @@ class LocalStore:
             call.close()
             raise
         try:
-            async with asyncio.timeout(deadline_ms / 1000):
+            with self._deadlines.within(deadline_ms / 1000):
                 return await call
         except TimeoutError:
             raise Unavailable("deadline_exceeded", "the store did not answer in time") from None

@@ -5,13 +5,13 @@ An answer that says `already` or `void` tells of an earlier change, and waits un
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from millpond.core.deadlines import Deadlines
 from millpond.core.errors import BadRequest, Unavailable
 from millpond.store.client import GroupRef, Settle, SettleOutcome, SettleRequest, SettleResult
 from millpond.store.fold.cursor import ALREADY, OK, UNKNOWN, VOID
@@ -34,6 +34,7 @@ class Settles:
         self._groups = groups
         self._now_ms = now_ms
         self._note_due = note_due
+        self._deadlines = Deadlines()
 
     async def settle(self, request: SettleRequest) -> SettleResult:
         """Answers when the state is as durable as the topic asks. Raises Unavailable(deadline_exceeded)."""
@@ -43,11 +44,18 @@ class Settles:
         if changed:
             self._log.state_changed()
         if any(ALREADY in statuses or VOID in statuses for statuses, _ in outcomes):
-            await _within(self._log.confirmed(), request.deadline_ms)
+            await self._within(self._log.confirmed(), request.deadline_ms)
         elif changed:
             durable = self._log.state_flushed if request.durability == "flush" else self._log.state_written
-            await _within(durable(), request.deadline_ms)
+            await self._within(durable(), request.deadline_ms)
         return SettleResult([SettleOutcome(pa.py_buffer(statuses), rows) for statuses, rows in outcomes])
+
+    async def _within(self, durable: Awaitable[Any], deadline_ms: int) -> None:
+        try:
+            with self._deadlines.within(deadline_ms / 1000):
+                await durable
+        except TimeoutError:
+            raise Unavailable("deadline_exceeded", "not durable within the deadline; it may become so yet") from None
 
     def _settle(self, group: GroupRef, one: Settle, now: int) -> tuple[bytes, int]:
         """The statuses, a byte each, and how many rows were settled."""
@@ -88,11 +96,3 @@ def offsets_of(buffer: pa.Buffer | None) -> Ints:
     if len(buffer) % 8:
         raise BadRequest.field("offsets", "64-bit integers", len(buffer))
     return np.frombuffer(buffer, np.int64)
-
-
-async def _within(durable: Awaitable[Any], deadline_ms: int) -> None:
-    try:
-        async with asyncio.timeout(deadline_ms / 1000):
-            await durable
-    except TimeoutError:
-        raise Unavailable("deadline_exceeded", "not durable within the deadline; it may become so yet") from None

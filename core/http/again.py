@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 from aiohttp.http import RawRequestMessage
 
@@ -24,8 +25,10 @@ _DIGITS_MOST = len(str(PROMPT_BYTES))
 _PLAIN = re.compile(rb"(?:/[A-Za-z0-9_.~-]+)+")  # targets of which a parser makes nothing else
 
 
-class Again(NamedTuple):
-    """A head as it may come again, and what was found in it. `headers` say the length of the first body."""
+@dataclass(frozen=True, slots=True)
+class Again:
+    """A head as it may come again, and what was found in it. `headers` say the length of the first body; `seen`: see
+    `PromptCall`."""
 
     method: bytes
     target: bytes
@@ -33,6 +36,7 @@ class Again(NamedTuple):
     behind: bytes
     found: Found
     headers: Mapping[str, str]
+    seen: dict[str, Any] = field(default_factory=dict)
 
     def taken_from(self, data: bytes, find: Callable[[str, str], Found | None]) -> tuple[Found, bytes] | None:
         """What is asked for, and the body, when `data` is this head and a whole body, and nothing else; `find(method,

@@ -25,18 +25,24 @@ class Bulk:
 
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._other_at = float("-inf")
 
     def other(self) -> None:
         """A request that is not for something large."""
-        self._other_at = asyncio.get_running_loop().time()
+        self._other_at = self._now()
 
     async def write(self, write: Callable[[], None]) -> None:
         """Write one of the slices of an answer, not the last, in turn with other answers."""
         async with self._turn:
             write()
-            others = asyncio.get_running_loop().time() - self._other_at < OTHERS_SECONDS
+            others = self._now() - self._other_at < OTHERS_SECONDS
             await asyncio.sleep(PAUSE_SECONDS if others else 0)
+
+    def _now(self) -> float:
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()  # asked for once: each time it asks the kernel for the process id
+        return self._loop.time()
 
 
 def sliced(pieces: Sequence[Buffer]) -> Iterator[list[Buffer]]:

@@ -66,7 +66,9 @@ class Prompts(Protocol):
         """The route and parameters of a request that may be answered promptly."""
         ...
 
-    def begin(self, found: Found, headed: Headed, body: bytes) -> Prompt | None: ...
+    def begin(self, found: Found, headed: Headed, body: bytes, seen: dict[str, Any]) -> Prompt | None:
+        """`seen`: what was found in this head before (`PromptCall`)."""
+        ...
 
     def answer(self, prompt: Prompt, future: asyncio.Future[Any]) -> list[Buffer]:
         """The whole answer, status line included."""
@@ -203,7 +205,7 @@ class Connection(web.RequestHandler):
         if found is None:
             return False
         body = content.read_nowait()
-        prompt = self._prompts.begin(found, message, body)
+        prompt = self._prompts.begin(found, message, body, {})
         if prompt is None:
             self._at_hand = (content, body)
             return False
@@ -223,7 +225,7 @@ class Connection(web.RequestHandler):
         if taken is None or self._paused or self._close or self._force_close:
             return False
         found, body = taken
-        prompt = self._prompts.begin(found, again, body)
+        prompt = self._prompts.begin(found, again, body, again.seen)
         if prompt is None:
             return False
         self._strange = 0

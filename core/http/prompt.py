@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, NamedTuple, Protocol, TypeAlias
+from typing import Any, Generic, Protocol, TypeAlias
+
+import msgspec
 
 from millpond.core.gathered import Buffer
 from millpond.core.http.call import PartsT, Principal
@@ -29,25 +31,33 @@ class Headed(Protocol):
 
 
 class PromptCall(Generic[PartsT]):
-    """What a prompt handler knows of its request; as in `Call`, with the whole body at hand."""
+    """What a prompt handler knows of its request; as in `Call`, with the whole body at hand. `seen`: what handlers have
+    found in these very headers, when they come again (`again.py`); a handler puts it there under a name of its own."""
 
-    __slots__ = ("body", "headers", "params", "parts", "principal")
+    __slots__ = ("body", "headers", "params", "parts", "principal", "seen")
 
     def __init__(
-        self, headers: Mapping[str, str], params: dict[str, str], body: bytes, parts: PartsT, principal: Principal
+        self,
+        headers: Mapping[str, str],
+        params: dict[str, str],
+        body: bytes,
+        parts: PartsT,
+        principal: Principal,
+        seen: dict[str, Any],
     ) -> None:
         self.headers = headers
         self.params = params
         self.body = body
         self.parts = parts
         self.principal = principal
+        self.seen = seen
 
 
 Encoded: TypeAlias = bytes | list[Buffer]
 """A body, whole or in buffers that follow each other and are not copied."""
 
 
-class Prompt(NamedTuple):
+class Prompt(msgspec.Struct, frozen=True):
     """Work under way. `encode` makes the body (of `media_type`, status 200) of the future's result, or raises. `waits`:
     a long poll, whose future is cancelled when the client goes away or the listener stops; other work goes on. `lost`
     is called when there is a result and nobody to take it."""

@@ -158,7 +158,7 @@ class HttpServer:
             return None
         return found if found[0].prompt is not None else None
 
-    def begin(self, found: Found, headed: Headed, body: bytes) -> Prompt | None:
+    def begin(self, found: Found, headed: Headed, body: bytes, seen: dict[str, Any]) -> Prompt | None:
         """Whatever fails here has changed nothing: the usual way finds it again, logs what is a bug, and answers."""
         route, params = found
         assert route.prompt is not None
@@ -168,7 +168,7 @@ class HttpServer:
             principal = self._gate.known(headed, route.scope)
             if principal is None:
                 return None
-            prompt = route.prompt(PromptCall(headed.headers, params, body, self._parts, principal))
+            prompt = route.prompt(PromptCall(headed.headers, params, body, self._parts, principal, seen))
         except Exception:  # noqa: BLE001 - see above
             return None
         if prompt is not None:

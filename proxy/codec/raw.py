@@ -59,8 +59,10 @@ def number(name: str, text: str) -> int:
 
 def decode(body: bytes, found: Mapping[str, str]) -> Request:
     """`found` is `millpond_headers`. Raises BadRequest."""
+    if not found:
+        return Request(Single(body), None, None)
     session = session_of(found)
-    single = _single(body, found) if found else Single(body)
+    single = _single(body, found)
     if session is None:
         return Request(single, None, None)
     body_in, *others = single

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -58,7 +58,7 @@ _msgpack_encoder = msgspec.msgpack.Encoder()
 _json_encoder = msgspec.json.Encoder()
 
 
-class _Asked(NamedTuple):
+class _Asked(msgspec.Struct, frozen=True):
     """What the headers say of a request. `accepted`: the answer's media type; `minimal`: by ranges; `found`: its
     `Millpond-*` headers."""
 
@@ -82,15 +82,18 @@ async def produce(call: ProxyCall) -> web.StreamResponse:
 
 def prompt(call: PromptCall[Parts]) -> Prompt | None:
     """A request for a known topic that has come as a whole."""
-    headers, parts = call.headers, call.parts
-    accepted = headers.get("Accept", "*/*")
-    accepted = JSON if accepted == "*/*" else accepted
-    if accepted not in _ANSWERS or "Content-Encoding" in headers:
-        return None
-    topic = parts.catalog.known_topic(call.principal.tenant, call.params["topic"])
+    topic = call.parts.catalog.known_topic(call.principal.tenant, call.params["topic"])
     if topic is None:
         return None
-    return _begin(parts, topic, _asked(headers, media_type_of(headers), accepted), call.body)
+    asked: _Asked | None = call.seen.get("produce")
+    if asked is None:
+        headers = call.headers
+        accepted = headers.get("Accept", "*/*")
+        accepted = JSON if accepted == "*/*" else accepted
+        if accepted not in _ANSWERS or "Content-Encoding" in headers:
+            return None
+        asked = call.seen["produce"] = _asked(headers, media_type_of(headers), accepted)
+    return _begin(call.parts, topic, asked, call.body)
 
 
 def _asked(headers: Mapping[str, str], media: str, accepted: str) -> _Asked:

@@ -31,6 +31,7 @@ from millpond.metadata.client import Principal, TopicInfo
 from millpond.proxy.coalesce import Coalescer
 from millpond.proxy.counters import Counters
 from millpond.proxy.parts import ProxyCall
+from millpond.proxy.routes import produce
 from millpond.proxy.routes.produce import ROUTES, _asked, _begin
 from millpond.store.client import AppendOutcome, Duplicate
 
@@ -431,3 +432,25 @@ async def test_what_came_as_a_whole_has_no_task(
     async with serving(store, True, [replace(route, handler=handler)]) as client:
         status, _ = await client.post(body, content_type=content_type, **headers)
     assert (status, usual) == (200, [])
+
+
+async def test_headers_that_come_again_are_read_once(store: ScriptedStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each message has the key and the answer that its own headers ask for, whatever came before on its connection;
+    headers are read when they were parsed, and once more when they first come again."""
+    read: list[str] = []
+
+    def asked(headers: Any, media: str, accepted: str) -> Any:
+        read.append(headers["Millpond-Key"])
+        return _asked(headers, media, accepted)
+
+    monkeypatch.setattr(produce, "_asked", asked)
+    sent = [("a", "*/*"), ("b", "*/*"), ("b", ARROW), ("a", "*/*")]
+    async with serving(store, True) as client:
+        for key, accept in sent:
+            for _ in range(4):
+                headers = {"Millpond-Key": key, "Accept": accept}
+                status, answer = await client.post(b"x", "one", "text/plain", **headers)
+                assert status == 200 and isinstance(answer, dict if accept == "*/*" else bytes)
+    stored = [row["key"].decode() for frame in store.frames for row in frame.batch.to_pylist()]
+    assert stored == [key for key, _ in sent for _ in range(4)]
+    assert read == [key for key, _ in sent for _ in range(2)]
