@@ -36,6 +36,7 @@ a message body cannot contain a frame that a scan would believe.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import google_crc32c
@@ -109,7 +110,8 @@ def seed_of(log_id: bytes) -> int:
     return int(google_crc32c.value(log_id))
 
 
-def pack_header(header: FrameHeader, seed: int) -> bytes:
+def pack_header(header: Sequence[int], seed: int) -> bytes:
+    """`header`: the fields of a `FrameHeader`, in their order."""
     body = _BODY.pack(*header)
     return _START.pack(MAGIC, google_crc32c.extend(seed, body)) + body
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import NamedTuple
+
+import msgspec
 
 from millpond.core.errors import BadRequest, Conflict, DiskFull, MillpondError, TooLarge, Unavailable
 from millpond.core.frame import ProducerPart, Sidecar, pack_parts, unpack_sidecar
@@ -26,7 +27,7 @@ from millpond.store.writer import Writer
 _PARTS_BYTES = 256  # room for one part of the parts table: a name and five numbers
 
 
-class _Settled(NamedTuple):
+class _Settled(msgspec.Struct, frozen=True):
     """An outcome, and what must hold before it may be told: a position that is written, or flushed."""
 
     outcome: AppendOutcome

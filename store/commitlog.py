@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import google_crc32c
+import msgspec
 import pyarrow as pa
 
 from millpond.core.frame import (
@@ -67,7 +68,7 @@ class Segment:
         return self.base + self.length
 
 
-class Draft(NamedTuple):
+class Draft(msgspec.Struct, frozen=True):
     """A frame before it has a position. `payload` bytes are written as they are."""
 
     kind: int
@@ -87,7 +88,7 @@ class Draft(NamedTuple):
         return aligned(HEADER_BYTES + len(self.sidecar) + len(self.payload))
 
 
-class Placed(NamedTuple):
+class Placed(msgspec.Struct, frozen=True):
     """Where a group went: [position, end), and each frame's own position."""
 
     position: int
@@ -95,8 +96,8 @@ class Placed(NamedTuple):
     positions: list[int]
 
 
-class Write(NamedTuple):
-    """Consecutive bytes of one segment, waiting to be written."""
+class Write(msgspec.Struct):
+    """Consecutive bytes of one segment, waiting to be written. More may follow until it is taken."""
 
     segment: Segment
     position: int
@@ -266,7 +267,8 @@ class CommitLog:
 
     def append(self, drafts: list[Draft], store_ts: int) -> Placed:
         """Place `drafts` at the tail as one append group. The caller has asked `has_room`."""
-        length = sum(draft.length for draft in drafts)
+        lengths = [draft.length for draft in drafts]
+        length = sum(lengths)
         assert length <= self.segment_bytes and self.has_room(length), "a group fits a segment, and there is one"
         left = self.segment_bytes - self.tail % self.segment_bytes
         if length > left:
@@ -274,19 +276,19 @@ class CommitLog:
         start = self.tail
         positions: list[int] = []
         buffers: list[Buffer] = []
-        last = len(drafts) - 1
-        for number, draft in enumerate(drafts):
+        more = len(drafts)
+        for draft, frame_bytes in zip(drafts, lengths, strict=True):
+            more -= 1
             positions.append(self.tail)
-            flags = draft.flags | (MORE if number < last else 0)
-            header = self._header(draft, flags, store_ts)
-            buffers.append(pack_header(header, self.seed) + draft.sidecar)
-            body = draft.payload
-            if len(body):
-                buffers.append(memoryview(body))
-            padding = header.length - HEADER_BYTES - header.sidecar_length - header.payload_length
+            payload_bytes = len(draft.payload)
+            header = self._header(draft, draft.flags | (MORE if more else 0), store_ts, payload_bytes)
+            buffers.append(header + draft.sidecar)
+            if payload_bytes:
+                buffers.append(memoryview(draft.payload))
+            padding = frame_bytes - HEADER_BYTES - len(draft.sidecar) - payload_bytes
             if padding:
                 buffers.append(_PADDING[padding])
-            self.tail += header.length
+            self.tail += frame_bytes
         self._enqueue(start, buffers, length)
         return Placed(start, self.tail, positions)
 
@@ -296,8 +298,9 @@ class CommitLog:
         if left < self.segment_bytes and self.segments[-1].base > self.tail:
             self._fill(left, store_ts)
 
-    def _header(self, draft: Draft, flags: int, store_ts: int) -> FrameHeader:
-        return FrameHeader(
+    def _header(self, draft: Draft, flags: int, store_ts: int, payload_bytes: int) -> bytes:
+        """Of a frame at the tail. The fields of a `FrameHeader`, of which none is made for each frame."""
+        fields = (
             self.tail,
             self.confirmed,
             self.epoch,
@@ -306,7 +309,7 @@ class CommitLog:
             flags,
             VERSION,
             len(draft.sidecar),
-            len(draft.payload),
+            payload_bytes,
             google_crc32c.value(draft.sidecar) if draft.sidecar else 0,
             draft.payload_crc,
             draft.queue_id,
@@ -316,13 +319,13 @@ class CommitLog:
             store_ts,
             draft.payload_size,
         )
+        return pack_header(fields, self.seed)
 
     def _fill(self, left: int, store_ts: int) -> None:
         """A filler over the rest of the segment. Less than a header of room is left as it is: a scan skips it."""
         if left >= HEADER_BYTES:
             draft = Draft(FILLER, 0, 0, 0, 0, 0, 0, b"", b"", 0, 0)
-            header = self._header(draft, 0, store_ts)._replace(payload_length=left - HEADER_BYTES)
-            self._enqueue(self.tail, [pack_header(header, self.seed)], HEADER_BYTES)
+            self._enqueue(self.tail, [self._header(draft, 0, store_ts, left - HEADER_BYTES)], HEADER_BYTES)
         self.tail += left
 
     def _enqueue(self, position: int, buffers: list[Buffer], length: int) -> None:
@@ -331,7 +334,7 @@ class CommitLog:
         last = self._pending[-1] if self._pending else None
         if last is not None and last.segment is segment and last.position + last.length == position:
             last.buffers.extend(buffers)
-            self._pending[-1] = last._replace(length=last.length + length)
+            last.length += length
         else:
             self._pending.append(Write(segment, position, length, buffers))
         self.pending_bytes += length

@@ -146,13 +146,10 @@ class _Column:
 
     def extend(self, values: Array) -> None:
         end = self.size + len(values)
-        self._reserve(end)
+        if end > len(self._array):
+            self._array = _grown(self._array, self.size, end)
         self._array[self.size : end] = values
         self.size = end
-
-    def _reserve(self, size: int) -> None:
-        if size > len(self._array):
-            self._array = _grown(self._array, self.size, size)
 
     @property
     def values(self) -> Array:
@@ -249,7 +246,10 @@ class OpenIndex:
         self._frames.append(queue_id, first, count, position, length, payload_size, self._tags.size, keyed)
         self._tags.extend(tags)
         self._keys.extend(keys)
-        firsts, numbers = self._by_queue.setdefault(queue_id, ([], []))
+        known = self._by_queue.get(queue_id)
+        if known is None:
+            known = self._by_queue[queue_id] = [], []
+        firsts, numbers = known
         if not firsts or first > firsts[-1]:
             firsts.append(first)
             numbers.append(number)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import google_crc32c
+import msgspec
 import pytest
 
 from millpond.core import limits
@@ -208,7 +209,7 @@ def test_a_frame_inside_a_body_is_not_believed(tmp_path: Path) -> None:
     other.tail = log.tail + HEADER_BYTES + 8
     other.append([draft(666)], 5)
     forged = b"".join(bytes(buffer) for buffer in other.take_writes()[0][0].buffers)
-    log.append([draft(1)._replace(payload=forged, payload_crc=google_crc32c.value(forged))], 5)
+    log.append([msgspec.structs.replace(draft(1), payload=forged, payload_crc=google_crc32c.value(forged))], 5)
     write(log)
     data = bytearray(file_of(tmp_path / "log").read_bytes())
     start = log.tail - len(forged) - HEADER_BYTES - 8
