@@ -96,8 +96,12 @@ class FramePlan:
     def __init__(self, singles: list[WaitingSingle], batches: list[WaitingBatch]) -> None:
         self.singles = singles
         self.batches = batches
-        self.size = sum(waiting.size for waiting in singles) + sum(waiting.size for waiting in batches)
-        self.rows_count = len(singles) + sum(len(waiting.rows) for waiting in batches)
+        self.size, self.rows_count = 0, len(singles)
+        for single in singles:
+            self.size += single.size
+        for batch in batches:
+            self.size += batch.size
+            self.rows_count += len(batch.rows)
         self.part = batches[0].part if batches else None
         self._atomic = bool(batches) and batches[0].atomic
         assert (self.part is None and not self._atomic) or self.rows_count == len(batches[0].rows), "alone in its frame"

@@ -70,8 +70,12 @@ class Appends:
         return AppendResult([one.outcome for one in settled], self._tail.log.epoch)
 
     async def _durable(self, settled: list[_Settled]) -> None:
-        flush = max((one.position for one in settled if one.flush), default=0)
-        write = max((one.position for one in settled if not one.flush), default=0)
+        flush = write = 0
+        for one in settled:
+            if one.flush:
+                flush = max(flush, one.position)
+            else:
+                write = max(write, one.position)
         if write:
             await self._writer.written(write)
         if flush:

@@ -185,7 +185,7 @@ class HttpServer:
         self.requests[200] += 1
         if isinstance(answer, bytes):
             return [head(prompt.media_type, len(answer), closes=self._draining) + answer]
-        return [head(prompt.media_type, sum(len(one) for one in answer), closes=self._draining), *answer]
+        return [head(prompt.media_type, sum(map(len, answer)), closes=self._draining), *answer]
 
     def left(self, prompt: Prompt) -> None:
         self._prompting.discard(prompt.future)
