@@ -224,8 +224,7 @@ class Connection(web.RequestHandler):
         taken = again.taken_from(data, self._prompts.route_of)
         if taken is None or self._paused or self._close or self._force_close:
             return False
-        found, body = taken
-        prompt = self._prompts.begin(found, again, body, again.seen)
+        prompt = self._prompts.begin(taken.found, taken, taken.body, taken.seen)
         if prompt is None:
             return False
         self._strange = 0

@@ -37,7 +37,8 @@ class Route:
     None: open to all. `waits`: a long poll; its handler is cancelled when the client goes away, all others
     (produce!) run to their end. `prompt`: answers some requests without a task of their own (`prompt.py`), and is None
     for the others. `bulk`: large answers to who reads as fast as it can, which make way for other requests (`bulk.py`).
-    `tag` groups calls in the documentation.
+    `varies`: a header of which each request of a client has another value (`again.py`). `tag` groups calls in the
+    documentation.
     """
 
     method: str
@@ -53,6 +54,7 @@ class Route:
     waits: bool = False
     prompt: PromptHandler | None = None
     bulk: bool = False
+    varies: str = ""
     tag: str = ""
     hidden: bool = False  # left out of the documentation
 

@@ -304,6 +304,7 @@ ROUTES = [
         body={JSON: json.ProduceIn, MSGPACK: msgpack.ProduceIn, ARROW: None, "application/octet-stream": None},
         answer={JSON: ProduceResults, MSGPACK: ProduceResults, ARROW: None},
         scope="produce",
+        varies="Millpond-Producer",  # of the SDK each part of a session has its own
         tag="messages",
     )
 ]

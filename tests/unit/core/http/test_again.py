@@ -12,7 +12,7 @@ from aiohttp import web
 
 from millpond.core.http import again as again_module
 from millpond.core.http import connection as connection_module
-from millpond.core.http.again import HEAD_BYTES, Again
+from millpond.core.http.again import HEAD_BYTES, VALUE_BYTES, Again, Taken
 from millpond.core.http.call import Call
 from millpond.core.http.connection import STRANGE_EACH, STRANGE_MOST
 from millpond.core.http.prompt import PROMPT_BYTES, Prompt, PromptCall
@@ -92,6 +92,82 @@ async def test_what_cannot_be_answered_so_goes_the_usual_way(serve: Serve, parse
     for body in (b"one", b"usual", b"two", b"three"):
         assert await asked(raw, post(body)) == b"a nobody " + body
     assert parsed == [post(b"one"), post(b"usual"), post(b"two")]
+    await raw.close()
+
+
+def of(value: str, body: bytes = b"one", to: str = "a", before: str = "X-Name: ", behind: str = "") -> bytes:
+    """With a header that varies before the length."""
+    lines = f"Host: h\r\n{before}{value}\r\nContent-Length: {len(body)}\r\n{behind}\r\n"
+    return f"POST /echo/{to} HTTP/1.1\r\n{lines}".encode() + body
+
+
+async def test_a_head_of_which_one_header_varies_is_not_parsed(serve: Serve, parsed: list[bytes]) -> None:
+    """Each request has its own value, whatever its length, the body and the target; nothing of another is seen."""
+    seen: list[dict[str, Any]] = []
+
+    def prompt(call: PromptCall[None]) -> Prompt | None:
+        assert call.headers["host"] == "h" and len(call.headers) == 3
+        seen.append(dict(call.seen))
+        call.seen["name"] = call.headers["x-name"]
+        return Echo().prompt(call)
+
+    raw = await Raw.open(await serve([replace(Echo().route, prompt=prompt, varies="x-name")]))
+    for value, body, to in (("1", b"one", "a"), ('{"a": 2}', b"two", "a"), ("3", b"", "b"), ("3", b"x" * 10_000, "b")):
+        assert await asked(raw, of(value, body, to)) == f"{to} {value} ".encode() + body
+    assert parsed == [of("1")]
+    assert seen == [{}] * 4
+    await raw.close()
+
+
+@pytest.mark.parametrize(
+    "another",
+    [
+        of(""),
+        of(" 2"),
+        of("2 "),
+        of("2\t3"),
+        of("\u00e9"),
+        of("2\x01"),
+        of("2\n"),
+        of("2\rX-Other: 3"),
+        of("v" * (VALUE_BYTES + 1)),
+        of("2\r\nX-Other: 3"),
+        of("2", before="X-Name : "),
+        of("2", before="X-Nam: "),
+        of("2", behind="X-Name: 3\r\n"),
+    ],
+)
+async def test_another_value_that_is_not_plain_is_parsed(serve: Serve, parsed: list[bytes], another: bytes) -> None:
+    """As it would be without what is remembered, also where it is refused."""
+    answers = []
+    for first in (of("1"), post(b"one")):  # the second leaves nothing that `another` could be taken for
+        raw = await Raw.open(await serve([replace(Echo().route, varies="X-Name")]))
+        for _ in range(2):
+            await asked(raw, first)
+        parsed.clear()
+        await raw.send(another)
+        answers.append((await raw.answer())[::2])
+        assert parsed == [another]
+        await raw.close()
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize(
+    ("first", "other"),
+    [
+        (post(b"one", "X-Name: 1"), post(b"one", "X-Name: 2")),
+        (of("1", before="X-Name: 0\r\nX-Name: "), of("1", before="X-Name: 2\r\nX-Name: ")),
+        (of("1", before="X-Other: "), of("2", before="X-Other: ")),
+    ],
+)
+async def test_what_cannot_vary_comes_again_as_it_is(
+    serve: Serve, parsed: list[bytes], first: bytes, other: bytes
+) -> None:
+    """A header behind the length, one that stands there twice, or none: with the very same head nothing is parsed."""
+    raw = await Raw.open(await serve([replace(Echo().route, varies="X-Name")]))
+    for data in (first, first, other, first):
+        await asked(raw, data)
+    assert parsed == [first, other, first]
     await raw.close()
 
 
@@ -176,7 +252,10 @@ async def test_answers_are_those_of_a_server_that_remembers_nothing(
     for _ in range(60):
         body = choose.choice([b"", b"1", b"22", b"usual", b"y" * 3_000, post(b"inner")])
         headers = choose.choice([[], [], [], ["X-Name: n"], ["X-Name: m", "Content-Type: text/plain"]])
-        data = post(body, *headers, to=choose.choice(["a", "a", "b", "long", "%61", "a?b"]))
+        to = choose.choice(["a", "a", "b", "long", "%61", "a?b"])
+        data = post(body, *headers, to=to)
+        if choose.randrange(2):
+            data = of(choose.choice(["1", "22", "a b", "v" * VALUE_BYTES]), body, to)
         match choose.randrange(6):
             case 0:
                 at = choose.randrange(len(data))
@@ -191,7 +270,7 @@ async def test_answers_are_those_of_a_server_that_remembers_nothing(
     pieces.append((choose.choice([post(b"1", length="+1"), b"\0" + post(b"1"), post(b"1", "Bad header: x")]), 0))
 
     async def answers() -> list[bytes]:
-        raw = await Raw.open(await serve([Echo().route]))
+        raw = await Raw.open(await serve([replace(Echo().route, varies="X-Name")]))
         found = []
         for data, count in pieces:
             await raw.send(data)
@@ -233,7 +312,7 @@ async def test_heads_that_are_always_new_are_seldom_remembered(serve: Serve, mon
 def again() -> Again:
     data = post(b"one")
     between, behind = data.removeprefix(b"POST /echo/a").removesuffix(b"one").split(b"3")
-    return Again(b"POST ", b"/echo/a", between, behind, HERE, {})
+    return Again(b"POST ", b"/echo/a", between, b"", behind, HERE, {})
 
 
 HERE: Any = "the route of its target"
@@ -271,8 +350,8 @@ def find(method: str, target: str) -> Any:
 def test_what_is_not_the_same_head_and_a_whole_body(data: bytes) -> None:
     """Less, more, another length than it says, one that a parser may not take, a target that nothing is found at, and
     any other head."""
-    assert again().taken_from(post(b"four"), find) == (HERE, b"four")
-    assert again().taken_from(post(b"four", to="b"), find) == (THERE, b"four")
+    assert again().taken_from(post(b"four"), find) == Taken(HERE, b"four", {}, {})
+    assert again().taken_from(post(b"four", to="b"), find) == Taken(THERE, b"four", {}, {})
     assert again().taken_from(data, find) is None
 
 
