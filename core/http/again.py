@@ -107,15 +107,15 @@ def again_of(found: Found, message: RawRequestMessage, data: bytes, body: bytes)
     if not whole:
         return None
     begin, end = lengths[0].span(1)
-    at, behind, varies = len(method) + len(target), head[end:], found[0].varies
+    at, behind, headers, varies = len(method) + len(target), head[end:], message.headers, found[0].varies
     values = list(re.finditer(rb"\r\n%b:[ \t]*([^\r]*)" % varies.encode(), head, re.IGNORECASE)) if varies else []
     if len(values) != 1 or values[0].end() > begin:
-        return Again(method, target, head[at:begin], b"", behind, found, message.headers)
+        return Again(method, target, head[at:begin], b"", behind, found, headers)
     first, last = values[0].span(1)
 
     def varied(value: str) -> Mapping[str, str]:
-        headers = message.headers.copy()
-        headers[varies] = value
-        return headers
+        others = headers.copy()
+        others[varies] = value
+        return others
 
-    return Again(method, target, head[at:first], head[last:begin], behind, found, message.headers, varied)
+    return Again(method, target, head[at:first], head[last:begin], behind, found, headers, varied)
