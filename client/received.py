@@ -12,12 +12,12 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
+from millpond.client.answers import METADATA_KEY, Opened, opened, opened_again
 from millpond.client.columns import Columns, Row, each
 from millpond.client.errors import UnknownProblem
 from millpond.client.settler import Settler
 from millpond.core.limits import KIB
 
-METADATA_KEY = b"millpond"
 LARGE_BYTES = 128 * KIB
 """Record batches of so much on average are handed out as they are; smaller ones are put together first."""
 
@@ -147,20 +147,30 @@ def decode_receive(
     body: bytes, settler: Settler, until: float, id_prefixes: Mapping[int, str]
 ) -> tuple[list[MessageBatch], str | None]:
     """A receive's Arrow answer as batches, each of one receipt, and why it is empty if it says so."""
+
+    def alone(found: Opened, beside: _Beside) -> MessageBatch | None:
+        """Of one batch and one receipt, as messages that come one by one have: a table costs half of this."""
+        if len(found.batches) != 1 or len(beside.receipts) != 1:
+            return None
+        [batch], [receipt] = found.batches, beside.receipts
+        relative = numbers(receipt.rows)
+        prefix = id_prefixes.get(receipt.queue, "")
+        fits = batch.num_rows == len(relative)
+        return MessageBatch(batch, receipt.receipt, relative, settler, until, prefix, len(body)) if fits else None
+
     try:
-        reader = pa.ipc.open_stream(body)
-        beside = msgspec.json.decode((reader.schema.metadata or {}).get(METADATA_KEY, b"{}"), type=_Beside)
-        came = list(reader)
+        again = opened_again(body)
+        if again is not None:
+            beside = msgspec.json.decode(again.beside, type=_Beside)
+            if (batch := alone(again, beside)) is not None:
+                return [batch], beside.reason
+        found = opened(body)
+        beside = msgspec.json.decode(found.beside, type=_Beside)
     except (pa.ArrowException, msgspec.DecodeError) as error:
         raise UnknownProblem(f"an answer that is not as expected: {error}") from error
-    if len(came) == 1 and len(beside.receipts) == 1:  # messages that come one by one: a table costs half of this
-        [batch], [receipt] = came, beside.receipts
-        relative = numbers(receipt.rows)
-        if batch.num_rows == len(relative):
-            prefix = id_prefixes.get(receipt.queue, "")
-            whole = MessageBatch(batch, receipt.receipt, relative, settler, until, prefix, len(body))
-            return [whole], beside.reason
-    table = pa.Table.from_batches(came, reader.schema)
+    if (batch := alone(found, beside)) is not None:
+        return [batch], beside.reason
+    table = pa.Table.from_batches(found.batches, found.schema)
     batches = []
     at = 0
     for receipt in beside.receipts:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
+from types import MappingProxyType
 from typing import NamedTuple
 
 from millpond.core import limits
@@ -17,6 +19,8 @@ _STATUS_LINE = re.compile(r"HTTP/1\.([01]) ([1-9][0-9]{2})(?: .*)?")
 _LENGTH = re.compile(r"[0-9]{1,18}")
 _CHUNK_SIZE = re.compile(rb"[0-9A-Fa-f]{1,15}")
 _FRAMING = frozenset({"content-length", "transfer-encoding"})
+_KNOWN_HEADS = 256  # remembered, the last used; each of at most
+_KNOWN_BYTES = 512
 
 
 class Head(NamedTuple):
@@ -28,7 +32,17 @@ class Head(NamedTuple):
 
 
 def head_of(data: bytes) -> Head:
-    """`data` without the empty line."""
+    """`data` without the empty line. Most come more than once: answers of one second differ in little but their
+    length."""
+    return _head_again(data) if len(data) <= _KNOWN_BYTES else _head(data)
+
+
+@lru_cache(_KNOWN_HEADS)
+def _head_again(data: bytes) -> Head:
+    return _head(data)
+
+
+def _head(data: bytes) -> Head:
     first, *lines = data.decode("latin-1").split("\r\n")
     found = _STATUS_LINE.fullmatch(first)
     if found is None:
@@ -44,7 +58,7 @@ def head_of(data: bytes) -> Head:
         headers[name] = value.strip(" \t")
     said = headers.get("connection", "").lower()
     ends = "close" in said if found[1] == "1" else "keep-alive" not in said
-    return Head(int(found[2]), headers, ends)
+    return Head(int(found[2]), MappingProxyType(headers), ends)
 
 
 def length_of(head: Head, most: int) -> int | None:

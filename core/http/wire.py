@@ -26,6 +26,7 @@ import pyarrow as pa
 
 from millpond.core import limits
 from millpond.core.clock import Clock
+from millpond.core.deadlines import Deadlines
 from millpond.core.gathered import Buffer
 from millpond.core.http.address import address_of
 from millpond.core.http.heard import Chunks, Head, head_of, length_of
@@ -102,6 +103,7 @@ class Wires:
         self._idle: deque[tuple[Wire, float]] = deque()  # and since when; the one used last stands last
         self._all: set[Wire] = set()
         self._room = asyncio.Semaphore(bounds.connections)
+        self._deadlines = Deadlines()
         self._closed = False
 
     async def ask(
@@ -131,17 +133,18 @@ class Wires:
         )
         wire = None
         try:
-            async with asyncio.timeout(timeout_seconds), self._room:
-                wire = self._kept()
-                if wire is not None:
-                    try:
-                        return await self._over(wire, request)
-                    except Unanswered:
-                        if not repeatable:
-                            raise
-                        wire = None
-                wire = await self._connected()
-                return await self._over(wire, request)
+            with self._deadlines.within(timeout_seconds):
+                async with self._room:
+                    wire = self._kept()
+                    if wire is not None:
+                        try:
+                            return await self._over(wire, request)
+                        except Unanswered:
+                            if not repeatable:
+                                raise
+                            wire = None
+                    wire = await self._connected()
+                    return await self._over(wire, request)
         except TimeoutError as error:
             if wire is None:
                 raise CannotConnect("no connection was free in time") from error

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from typing import cast
 
 import pyarrow as pa
 import pytest
 
 from millpond.core.clock import SystemClock
 from millpond.core.gathered import Buffer
+from millpond.core.http.heard import head_of
 from millpond.core.http.wire import NO_BODY, BadAnswer, Buffers, Wires
 from millpond.core.limits import CLIENT_HEAD_BYTES
 
@@ -213,3 +215,18 @@ async def test_headers_cannot_be_smuggled() -> None:
         with pytest.raises(ValueError, match="line"):
             await listener.wires.ask("GET", "/", {"X": "a\r\nB: c"}, NO_BODY, 5)
         assert not listener.made
+
+
+def test_headers_that_answers_share_cannot_be_changed() -> None:
+    """A head that comes again is read once: what one reader would change, others would see."""
+    first, again = head_of(b"HTTP/1.1 200 OK\r\nX-A: 1"), head_of(b"HTTP/1.1 200 OK\r\nX-A: 1")
+    assert first is again
+    with pytest.raises(TypeError):
+        cast(dict[str, str], first.headers)["x-a"] = "2"
+
+
+def test_long_heads_are_not_remembered() -> None:
+    """What is remembered is bounded."""
+    long = b"HTTP/1.1 200 OK\r\nX-A: " + b"1" * 512
+    assert head_of(long) == head_of(long)
+    assert head_of(long) is not head_of(long)
