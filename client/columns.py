@@ -98,6 +98,8 @@ class Row(msgspec.Struct, gc=False, eq=False):
 def each(kind: Callable[[ColumnsT, int, bytes], RowT], columns: ColumnsT) -> Iterator[RowT]:
     """A `kind` for each row."""
     bodies = columns.batch.column("body")
+    if len(bodies) <= AT_ONCE:
+        return iter(_some(kind, columns, 0, bodies))
     starts = range(0, len(bodies), AT_ONCE)
     return chain.from_iterable(_some(kind, columns, first, bodies.slice(first, AT_ONCE)) for first in starts)
 

@@ -158,6 +158,8 @@ class Intake:
 
     def to_rows(self) -> Rows:
         """All of them, with the columns in use."""
+        if not (self.keys or self._tags or self._properties or self._born):
+            return Rows.of_bodies(self.bodies, size=self.bytes)
         count = len(self.bodies)
         columns: dict[str, tuple[list[Any], pa.DataType]] = {
             "key": (self.keys, pa.binary()),
@@ -170,7 +172,7 @@ class Intake:
             for name, (values, type_) in columns.items()
             if values
         }
-        return Rows.of_bodies(self.bodies, pa.RecordBatch.from_pydict(present) if present else None)
+        return Rows.of_bodies(self.bodies, pa.RecordBatch.from_pydict(present))
 
     def drained(
         self,

@@ -326,12 +326,22 @@ class Producer:
             raise Closed("the producer was not started: use `async with`, or await start()")
 
     def _linger_over(self) -> None:
-        """What was taken has waited for others long enough. While every lane is busy it would only wait there, cut up
-        already: so more may join it."""
+        """What was taken has waited for others long enough. Where it would only wait for a request under way, cut up
+        already, more may join it: while every lane is busy, or that of the queue which it goes to."""
         if len(self._lanes) == len(self._queues) and not any(lane.idle for lane in self._lanes.values()):
             self._overdue = True
+        elif (seconds := self._turn_left()) > 0:
+            self._overdue = True
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._drain)
         else:
             self._drain()
+
+    def _turn_left(self) -> float:
+        """How long a request under way keeps others back that go to its queue, keyless and few; 0: none does."""
+        lane, intake = self._lanes.get(self._queue), self._intake
+        if lane is None or lane.idle or intake.keys or lane.pending_bytes + intake.bytes > self._few_bytes:
+            return 0.0
+        return self._turn_until - self._connection.clock.monotonic()
 
     def _lane_free(self) -> None:
         if self._overdue and not self._closed:

@@ -35,21 +35,28 @@ class Rows:
     __slots__ = ("beside", "bodies", "bytes", "lengths")
 
     def __init__(
-        self, lengths: npt.NDArray[np.int32], bodies: Sequence[Buffer], beside: pa.RecordBatch | None = None
+        self,
+        lengths: npt.NDArray[np.int32],
+        bodies: Sequence[Buffer],
+        beside: pa.RecordBatch | None = None,
+        size: int | None = None,
     ) -> None:
+        """`size`: their bytes, ROW_BYTES each among them, where that is known already."""
         self.lengths = lengths
         self.bodies = bodies
         self.beside = beside
-        beside_bytes = 0 if beside is None else beside.nbytes
-        self.bytes = int(lengths.sum()) + beside_bytes + ROW_BYTES * len(lengths)
+        if size is None:
+            beside_bytes = 0 if beside is None else beside.nbytes
+            size = int(lengths.sum()) + beside_bytes + ROW_BYTES * len(lengths)
+        self.bytes = size
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     @classmethod
-    def of_bodies(cls, bodies: list[bytes], beside: pa.RecordBatch | None = None) -> Rows:
+    def of_bodies(cls, bodies: list[bytes], beside: pa.RecordBatch | None = None, size: int | None = None) -> Rows:
         """One buffer a row: what `take` needs."""
-        return cls(np.fromiter(map(len, bodies), np.int32, len(bodies)), bodies, beside)
+        return cls(np.fromiter(map(len, bodies), np.int32, len(bodies)), bodies, beside, size)
 
     @classmethod
     def of_batch(cls, batch: pa.RecordBatch) -> Rows:

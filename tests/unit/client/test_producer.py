@@ -385,6 +385,56 @@ async def test_few_messages_stay_together(service: FakeService, connection: Conn
     assert len(service.produced) < 10
 
 
+async def test_few_messages_wait_together_for_the_request_before_them(
+    service: FakeService, connection: Connection
+) -> None:
+    """They are cut up and encoded once, not one by one as they come."""
+    service.held = dict.fromkeys(range(4), released := asyncio.Event())
+    async with Producer("t", connection=connection, linger_ms=0) as producer:
+        first = producer.send_nowait(b"first")
+        await service.came.acquire()
+        deliveries = []
+        for number in range(5):
+            deliveries.append(producer.send_nowait(b"%d" % number))
+            await asyncio.sleep(0)
+        assert len(producer._pieces) == 1, "that of the request under way"
+        released.set()
+        sent = [await delivery for delivery in (first, *deliveries)]
+    assert [one.offset for one in sent] == [0, 1, 2, 3, 4, 5]
+    assert len(service.produced) == 2
+
+
+async def test_a_queue_that_does_not_answer_keeps_few_messages_for_its_turn_only(
+    service: FakeService, connection: Connection
+) -> None:
+    """Then they go to another one."""
+    service.queues = 2
+    async with Producer("t", connection=connection, linger_ms=0) as producer:
+        service.held = {0: asyncio.Event(), 1: asyncio.Event()}
+        stuck = producer.send_nowait(b"stuck")
+        await service.came.acquire()
+        [queue] = (lane.queue for lane in producer._lanes.values())
+        service.held[1 - queue].set()
+        assert (await producer.send_nowait(b"follows")).queue == 1 - queue
+        assert not stuck.done()
+        service.held[queue].set()
+
+
+async def test_keyed_messages_wait_for_no_other_queue(service: FakeService, connection: Connection) -> None:
+    """A request of keyless ones keeps only those back that go to its queue."""
+    service.queues = 2
+    async with Producer("t", connection=connection, linger_ms=0) as producer:
+        service.held = {0: asyncio.Event(), 1: asyncio.Event()}
+        stuck = producer.send_nowait(b"stuck")
+        await service.came.acquire()
+        [queue] = (lane.queue for lane in producer._lanes.values())
+        producer._turn_until = float("inf")
+        service.held[1 - queue].set()
+        assert (await producer.send_nowait(b"keyed", KEYS[1 - queue])).queue == 1 - queue
+        assert not stuck.done()
+        service.held[queue].set()
+
+
 async def test_large_batches_take_the_queues_in_turn(service: FakeService, connection: Connection) -> None:
     """Keyless batches spread over all queues when they are large: several requests are under way at once."""
     async with Producer("t", connection=connection, batch_bytes=1000) as producer:
