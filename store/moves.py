@@ -75,7 +75,9 @@ class Moves:
         return outcome
 
     async def lag(self, request: LagRequest) -> LagResult:
+        """Answers when what it tells is on the disk: progress that was seen does not go back. Raises Unavailable."""
         queues = [await self._lag(request, queue.queue_id) for queue in request.queues]
+        await self._log.confirmed()
         return LagResult(queues, self._now_ms())
 
     async def _lag(self, request: LagRequest, queue_id: int) -> QueueLag:

@@ -30,8 +30,9 @@ async def test_receive_ack_moves_the_cursor(bench: Bench) -> None:
     assert (offsets(grant), attempts(grant)) == ([0, 1, 2, 3, 4], [1] * 5)
     assert bench.log.calls == ["changed", "written"]
     assert (await bench.lag()).in_flight == 5
+    bench.log.calls.clear()
     assert await bench.settle(grant) == ["ok"] * 5
-    assert bench.log.calls[2:] == ["changed", "flushed"]
+    assert bench.log.calls == ["changed", "flushed"]
     lag = await bench.lag()
     assert (lag.committed, lag.head, lag.in_flight, lag.oldest_ts) == (5, 5, 0, -1)
 
@@ -44,6 +45,20 @@ async def test_memory_durability_waits_for_the_write_only(bench: Bench) -> None:
     bench.log.calls.clear()
     await bench.delivery.settle(SettleRequest(GROUP, [one], "memory", 1000))
     assert bench.log.calls == ["changed", "written"]
+
+
+async def test_progress_is_told_once_it_is_confirmed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An ack that is not answered yet moves the cursor, and a power cut may take it back: nobody has seen it then."""
+    bench.put(1)
+    await bench.settle(await bench.take())
+    on_the_disk = asyncio.Event()
+    monkeypatch.setattr(bench.log, "confirmed", on_the_disk.wait)
+    asked = asyncio.ensure_future(bench.lag())
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not asked.done()
+    on_the_disk.set()
+    assert (await asked).committed == 1
 
 
 async def test_double_ack(bench: Bench) -> None:
