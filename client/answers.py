@@ -8,17 +8,16 @@ opening an answer of one message took.
 
 from __future__ import annotations
 
-import struct
 from typing import NamedTuple
 
 import pyarrow as pa
 
+from millpond.core.arrow import PREFIX
 from millpond.core.limits import KIB
 
 METADATA_KEY = b"millpond"
 SMALL_BYTES = 64 * KIB  # of larger ones the schema is nothing
 _KNOWN = 64  # lengths of schema messages that are remembered
-_PREFIX = struct.Struct("<Ii")
 _NOTHING = b"{}"
 
 
@@ -53,7 +52,7 @@ def opened(body: bytes | pa.Buffer) -> Opened:
 
 def opened_again(body: bytes | pa.Buffer) -> Opened | None:
     """The first record batch of a small answer whose schema is known, if it has one. None: see `opened`."""
-    if not isinstance(body, bytes) or not _PREFIX.size <= len(body) <= SMALL_BYTES:
+    if not isinstance(body, bytes) or not PREFIX.size <= len(body) <= SMALL_BYTES:
         return None
     end = _end_of_schema(body)
     seen = _seen.get(end)
@@ -77,4 +76,4 @@ def _remember(body: bytes, schema: pa.Schema, beside: bytes) -> None:
 
 
 def _end_of_schema(body: bytes) -> int:
-    return int(_PREFIX.size + _PREFIX.unpack_from(body)[1])
+    return int(PREFIX.size + PREFIX.unpack_from(body)[1])

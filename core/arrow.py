@@ -41,7 +41,7 @@ _V5 = 4  # MetadataVersion
 _SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3  # MessageHeader
 _CODECS = {0: CODEC_LZ4, 1: CODEC_ZSTD}  # CompressionType
 _BUFFERS = 256  # of one batch: ours has 20 at most
-_PREFIX = struct.Struct("<Ii")
+PREFIX = struct.Struct("<Ii")  # of a message: its continuation marker, and how long its metadata is
 _CONTINUATION = 0xFFFFFFFF
 _UNREADABLE = (pa.ArrowException, ValueError, OSError)  # what pyarrow raises for broken bytes
 _READ_OPTIONS = pa.ipc.IpcReadOptions(use_threads=False)
@@ -121,8 +121,8 @@ def _malformed(why: str) -> BadRequest:
 
 
 def _scan(data: bytes | memoryview) -> Scanned:
-    _, metadata_bytes = _PREFIX.unpack_from(data, 0)
-    schema_message = bytes(data[: _PREFIX.size + max(0, min(metadata_bytes, ARROW_METADATA_BYTES))])
+    _, metadata_bytes = PREFIX.unpack_from(data, 0)
+    schema_message = bytes(data[: PREFIX.size + max(0, min(metadata_bytes, ARROW_METADATA_BYTES))])
     schema = _schema(schema_message) if len(schema_message) > _KNOWN_BYTES else _known_schema(schema_message)
     messages: list[BatchMessage] = []
     for metadata, body in _framed(data, len(schema_message)):
@@ -139,10 +139,10 @@ def _scan(data: bytes | memoryview) -> Scanned:
 def _framed(data: bytes | memoryview, at: int = 0) -> Iterator[tuple[_Metadata, int]]:
     """What each encapsulated message says, and where its body begins."""
     while at < len(data):
-        continuation, metadata_bytes = _PREFIX.unpack_from(data, at)
+        continuation, metadata_bytes = PREFIX.unpack_from(data, at)
         if continuation != _CONTINUATION:
             raise _Broken("a message does not begin with its continuation marker")
-        metadata_at = at + _PREFIX.size
+        metadata_at = at + PREFIX.size
         if metadata_bytes == 0:
             if metadata_at != len(data):
                 raise _Broken("bytes after its end")
@@ -184,7 +184,7 @@ def _metadata(text: bytes) -> _Metadata:
         raise _Broken("a message's body has an impossible length")
     if message.short(0) != _V5:
         raise _Broken("its metadata version is not V5")
-    length, kind, header = _PREFIX.size + len(text), message.byte(1), message.table(2)
+    length, kind, header = PREFIX.size + len(text), message.byte(1), message.table(2)
     if kind == _SCHEMA:
         return _Metadata(length, kind, body_bytes, little_endian=header.short(0) == 0)
     if kind not in {_BATCH, _DICTIONARY}:
@@ -270,10 +270,10 @@ class Places(NamedTuple):
 
 def places(encoded: bytes | memoryview) -> Places:
     """What differs between a batch that pyarrow has encoded with an empty column, and one with the real values."""
-    _, metadata_bytes = _PREFIX.unpack_from(encoded, 0)
-    message = _root(bytes(encoded[_PREFIX.size : _PREFIX.size + metadata_bytes]))
+    _, metadata_bytes = PREFIX.unpack_from(encoded, 0)
+    message = _root(bytes(encoded[PREFIX.size : PREFIX.size + metadata_bytes]))
     buffers, count = message.table(2).vector(2)
-    return Places(_PREFIX.size + message.place(3), _PREFIX.size + buffers, count, _PREFIX.size + metadata_bytes)
+    return Places(PREFIX.size + message.place(3), PREFIX.size + buffers, count, PREFIX.size + metadata_bytes)
 
 
 def lengthen(front: bytearray, at: Places, buffer: int, size: int) -> None:

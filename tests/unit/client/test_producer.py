@@ -13,6 +13,7 @@ from aiohttp import web
 from millpond.client.connection import Connection
 from millpond.client.errors import BufferFull, Closed, Unreachable
 from millpond.client.message import Message
+from millpond.client.outbox import Delivery
 from millpond.client.producer import Producer
 from millpond.core import limits
 from millpond.core.errors import BadRequest, MillpondError, NotFound, TooLarge, Unavailable
@@ -393,6 +394,7 @@ async def test_few_messages_wait_together_for_the_request_before_them(
     async with Producer("t", connection=connection, linger_ms=0) as producer:
         first = producer.send_nowait(b"first")
         await service.came.acquire()
+        producer._turn_until += 60  # however slow this machine is
         deliveries = []
         for number in range(5):
             deliveries.append(producer.send_nowait(b"%d" % number))
@@ -404,17 +406,23 @@ async def test_few_messages_wait_together_for_the_request_before_them(
     assert len(service.produced) == 2
 
 
+async def _stuck(service: FakeService, producer: Producer) -> tuple[Delivery, int]:
+    """A message of which there is no answer, and its queue; of two, the other one answers."""
+    service.held = {0: asyncio.Event(), 1: asyncio.Event()}
+    stuck = producer.send_nowait(b"stuck")
+    await service.came.acquire()
+    [queue] = (lane.queue for lane in producer._lanes.values())
+    service.held[1 - queue].set()
+    return stuck, queue
+
+
 async def test_a_queue_that_does_not_answer_keeps_few_messages_for_its_turn_only(
     service: FakeService, connection: Connection
 ) -> None:
     """Then they go to another one."""
     service.queues = 2
     async with Producer("t", connection=connection, linger_ms=0) as producer:
-        service.held = {0: asyncio.Event(), 1: asyncio.Event()}
-        stuck = producer.send_nowait(b"stuck")
-        await service.came.acquire()
-        [queue] = (lane.queue for lane in producer._lanes.values())
-        service.held[1 - queue].set()
+        stuck, queue = await _stuck(service, producer)
         assert (await producer.send_nowait(b"follows")).queue == 1 - queue
         assert not stuck.done()
         service.held[queue].set()
@@ -424,12 +432,8 @@ async def test_keyed_messages_wait_for_no_other_queue(service: FakeService, conn
     """A request of keyless ones keeps only those back that go to its queue."""
     service.queues = 2
     async with Producer("t", connection=connection, linger_ms=0) as producer:
-        service.held = {0: asyncio.Event(), 1: asyncio.Event()}
-        stuck = producer.send_nowait(b"stuck")
-        await service.came.acquire()
-        [queue] = (lane.queue for lane in producer._lanes.values())
-        producer._turn_until = float("inf")
-        service.held[1 - queue].set()
+        stuck, queue = await _stuck(service, producer)
+        producer._turn_until += 60
         assert (await producer.send_nowait(b"keyed", KEYS[1 - queue])).queue == 1 - queue
         assert not stuck.done()
         service.held[queue].set()
