@@ -160,24 +160,27 @@ def _aims(found: Result, titles: dict[str, str], kept: Sequence[Result]) -> str:
     if not rows:
         return ""
     about = (
-        "The last two columns are of all runs that are kept (benchmarks/results/), this one among them, whatever the "
-        "code, the\nhour and the machine: from the least to the most of what the aim is held against, and in how many "
-        "it held.\n"
+        "The last three columns are of all runs that are kept (benchmarks/results/), this one among them, whatever "
+        "the code,\nthe hour, the machine: the least to the most of what the aim is held against, their median, and "
+        "in how\nmany it held.\n"
     )
-    head = "work|>ours|beside|>that|>ratio|>aim|held|>all runs|>held in"
+    head = "work|>ours|beside|>that|>ratio|>aim|held|>all runs|>median|>held in"
     return "\n".join(["## Aims", "", about, _table(head, rows)])
 
 
 def _in_all(line: Line, runs: Sequence[dict[str, Line]]) -> list[str]:
-    """Of all runs that have this figure: the least and the most, and in how many the aim held."""
+    """Of all runs that have this figure: the least and the most, the median, and in how many the aim held."""
     aim = line.aim
     assert aim is not None
     of_run = [(msgspec.structs.replace(run[line.name], aim=aim), run) for run in runs if line.name in run]
     values = [value for one, run in of_run if (value := report.compared(one, run)) is not None]
     if not values:
-        return ["", ""]
-    ends = [figure(value) if aim.of == "value" else f"{value:.2f}" for value in (min(values), max(values))]
-    return [" to ".join(ends), f"{sum(report.met(aim, value) for value in values)} of {len(values)}"]
+        return ["", "", ""]
+    least, middle, most = (
+        figure(value) if aim.of == "value" else f"{value:.2f}"
+        for value in (min(values), statistics.median(values), max(values))
+    )
+    return [f"{least} to {most}", middle, f"{sum(report.met(aim, value) for value in values)} of {len(values)}"]
 
 
 def _aim(line: Line, by_name: dict[str, Line], titles: dict[str, str]) -> list[str]:

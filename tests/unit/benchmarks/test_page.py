@@ -80,9 +80,10 @@ def test_every_figure_of_the_aims_is_judged() -> None:
 
 
 def test_aims_are_told_of_all_runs() -> None:
-    """By the aim of today, whatever it was then; a run without the figure does not count."""
-    assert [row[7:] for row in aims([BESIDE])] == [
-        ["3.00 to 4.50", "1 of 2"], ["1.58 to 1.58", "0 of 1"], ["0.60 to 0.60", "1 of 1"], ["1.20 to 1.50", "2 of 2"],
+    """The ends, the median and how many held, by the aim of today; a run without the figure does not count."""
+    assert [row[7:] for row in aims([BESIDE, BESIDE])] == [
+        ["3.00 to 4.50", "3.00", "1 of 3"], ["1.58 to 1.58", "1.58", "0 of 1"],
+        ["0.60 to 0.60", "0.60", "1 of 1"], ["1.20 to 1.50", "1.20", "3 of 3"],
     ]  # fmt: skip
 
 

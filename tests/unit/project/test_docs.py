@@ -11,7 +11,8 @@ import pytest
 from millpond.core.errors import ERRORS
 
 ROOT = Path(__file__).parents[3]
-PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").glob("*.md")]
+FOLDERS = ("docs", "deploy", "benchmarks")
+PAGES = [*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in (ROOT / folder).rglob("*.md"))]
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 
 
