@@ -6,7 +6,7 @@ planned hot may be cold by now. Offsets are checked to be dense; a hole is an er
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 import numpy as np
@@ -19,7 +19,14 @@ from millpond.core.schema import TIER_SCHEMA
 from millpond.spark.http import ARROW, HttpClient, path_of
 from millpond.spark.plan import ClockName
 
+Lost = Callable[[int, int], None]
+"""Told of offsets [first, end) that are lost, which are then left out."""
+
 _METADATA = b"millpond"
+_GOES_ON = {
+    "offset_expired": "start_offset",
+    "corrupt_range": "next_offset",
+}  # behind what is lost, by the error's code
 
 
 class _Position(msgspec.Struct, frozen=True):
@@ -40,14 +47,15 @@ class Range(msgspec.Struct, frozen=True):
     first: int
     end: int
     topic_id: int | None = None
-    fail_on_data_loss: bool = True
 
 
-def read_range(client: HttpClient, span: Range, limit: int = READ_MESSAGES) -> Iterator[pa.RecordBatch]:
-    """Batches of `TIER_SCHEMA`, together exactly the offsets of `span`.
+def read_range(
+    client: HttpClient, span: Range, limit: int = READ_MESSAGES, lost: Lost | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Batches of `TIER_SCHEMA`, together exactly the offsets of `span`, but for those that `lost` is told of.
 
-    Raises OffsetExpired when retention has passed `first` (unless `fail_on_data_loss` is off: then it begins where
-    messages begin), Conflict(topic_replaced), Internal(corrupt_range) when other offsets are answered than asked for.
+    Raises, where there is no `lost`, OffsetExpired when retention has passed `first` and Internal(corrupt_range) where
+    messages are damaged; Internal also when other offsets are answered than asked for; Conflict(topic_replaced).
     """
     path = path_of("topics", span.topic, "queues", span.queue, "messages")
     at = span.first
@@ -55,11 +63,12 @@ def read_range(client: HttpClient, span: Range, limit: int = READ_MESSAGES) -> I
         query = {"offset": at, "limit": min(limit, span.end - at)}
         try:
             answer = client.call("GET", path, query=query, accept=ARROW)
-        except OffsetExpired as error:
-            begin = error.extra.get("start_offset")
-            if span.fail_on_data_loss or not isinstance(begin, int) or begin <= at:
+        except (OffsetExpired, Internal) as error:
+            goes_on = error.extra.get(_GOES_ON.get(error.code, ""))
+            if lost is None or not isinstance(goes_on, int) or goes_on <= at:
                 raise
-            at = begin
+            lost(at, min(goes_on, span.end))
+            at = goes_on
             continue
         with pa.ipc.open_stream(answer.body) as stream:
             position = msgspec.json.decode((stream.schema.metadata or {})[_METADATA], type=_Position)

@@ -68,12 +68,13 @@ class ReplayProgress(msgspec.Struct, frozen=True):
 
 
 class ReplayResult(msgspec.Struct, frozen=True):
-    """`read`, `published`: of the whole replay, earlier runs included. `seconds`: of this run."""
+    """`read`, `published`: of the whole replay, earlier runs included. `lost` (left out), `seconds`: of this run."""
 
     replay_id: str
     state: Literal["done"]
     read: int
     published: int
+    lost: int
     seconds: float
 
 
@@ -110,18 +111,21 @@ def run(
     *,
     spark: SparkSession | None = None,
     master: str = "local[*]",
+    skip_lost: bool = False,
     clock: Clock | None = None,
 ) -> ReplayResult:
     """Create the replay (or take up the one there is) and bring it to its end.
 
-    `replay_id` None: `spec.default_id()`. `progress` is called after every round. Raises SparkMissing, JavaNotFound,
-    NotFound, Conflict(replay_differs: another plan has this id), OffsetExpired, Unreachable, Internal.
+    `replay_id` None: `spec.default_id()`. `progress` is called after every round. `skip_lost`: messages that retention
+    deleted since the plan was made, or a disk damaged, are left out, which the row then says, instead of an error.
+    Raises SparkMissing, JavaNotFound, NotFound, Conflict(replay_differs: another plan has this id), OffsetExpired,
+    Unreachable, Internal (`corrupt_range`: damaged messages).
     """
     require_pyspark()
     clock = clock or SystemClock()
     began = clock.monotonic()
     with HttpClient(url, key, clock=clock) as client:
-        replay = _Replay(client, replay_id or spec.default_id(), spec)
+        replay = _Replay(client, replay_id or spec.default_id(), spec, skip_lost=skip_lost)
         if replay.state != "done":
             own = spark is None and not is_running()
             spark = spark or session("millpond replay", master=master)
@@ -133,14 +137,17 @@ def run(
             finally:
                 if own:
                     spark.stop()
-        return ReplayResult(replay.replay_id, "done", replay.read, replay.published, clock.monotonic() - began)
+        seconds = clock.monotonic() - began
+        return ReplayResult(replay.replay_id, "done", replay.read, replay.published, replay.lost, seconds)
 
 
 class _Replay:
     """One replay under way: its row, and where each source queue stands."""
 
-    def __init__(self, client: HttpClient, replay_id: str, spec: ReplaySpec) -> None:
+    def __init__(self, client: HttpClient, replay_id: str, spec: ReplaySpec, *, skip_lost: bool) -> None:
         self.replay_id = replay_id
+        self.lost = 0
+        self._skip_lost = skip_lost
         self._client = client
         self._spec = spec
         self._path = path_of("replays", replay_id)
@@ -161,13 +168,14 @@ class _Replay:
                 self._at[result.queue] = result.at
                 self.read += result.read
                 self.published += result.published
+                self.lost += result.lost
             self._report("running")
             if progress is not None:
                 progress(ReplayProgress(self.replay_id, self.read, self.published, total))
             seconds = REPLAY_ROUND_SECONDS
         for queue in self._ranges:
             Sessions(self._client, self._spec.target, session_id(self.replay_id, queue)).close()
-        self._report("done")
+        self._report("done", f"{self.lost} messages were lost, and are left out" if self.lost else "")
 
     def fail(self, error: Exception) -> None:
         """Leave a word in the row, if the service can still be reached; the next run takes the replay up again."""
@@ -180,20 +188,28 @@ class _Replay:
         """Which offsets can hold asked messages: the plan prunes whole objects by time."""
         spec = self._spec
         plan = fetch_plan(self._client, spec.topic, spec.from_ms, spec.to_ms, spec.clock)
+        for there in plan.queues:
+            self._expire(there.queue, there.start_offset)
         bounds = {queue: (self._at[queue], part.end) for queue, part in self._ranges.items()}
-        for queue in plan.queues:
-            at, end = bounds.get(queue.queue, (0, 0))
-            if at < min(end, queue.start_offset):
-                raise OffsetExpired(
-                    "offset_expired",
-                    f"{spec.topic!r} queue {queue.queue}: the replay stands at {at}, and retention has deleted all "
-                    f"below {queue.start_offset}",
-                    start_offset=queue.start_offset,
-                )
         found: dict[int, list[Stretch]] = {}
         for stretch in stretches(plan, bounds, timed=spec.from_ms is not None or spec.to_ms is not None):
             found.setdefault(stretch.queue, []).append(stretch)
         return found
+
+    def _expire(self, queue: int, start_offset: int) -> None:
+        """Retention has deleted all below. Raises OffsetExpired, unless what is lost is left out."""
+        at = self._at.get(queue)
+        if at is None or at >= (begin := min(self._ranges[queue].end, start_offset)):
+            return
+        if not self._skip_lost:
+            raise OffsetExpired(
+                "offset_expired",
+                f"{self._spec.topic!r} queue {queue}: the replay stands at {at}, and retention has deleted all "
+                f"below {start_offset}",
+                start_offset=start_offset,
+            )
+        self.lost += begin - at
+        self._at[queue] = begin
 
     def _step(self, queue: int, pieces: list[Stretch], seconds: float, tasks: int) -> Step:
         spec = self._spec
@@ -201,6 +217,7 @@ class _Replay:
         route = Route(
             self.replay_id, spec.topic, self._source_topic_id, spec.target, self._target_queues, spec.clock,
             spec.from_ms, spec.to_ms, wanted.tag, wanted.properties, None if spec.rate is None else spec.rate / tasks,
+            self._skip_lost,
         )  # fmt: skip
         at = self._at[queue]
         ahead = [piece for piece in pieces if piece.end > at]

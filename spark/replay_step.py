@@ -24,11 +24,14 @@ from millpond.core.limits import BATCH_MESSAGES, READ_MESSAGES, REPLAY_PENDING_B
 from millpond.spark.http import HttpClient
 from millpond.spark.plan import ClockName, Stretch
 from millpond.spark.publish import Sessions, message_rows
-from millpond.spark.read_range import Range, read_range, select, tag_set
+from millpond.spark.read_range import Lost, Range, read_range, select, tag_set
 
 
 class Route(msgspec.Struct, frozen=True):
-    """What is the same for all queues of a replay. `rate`: messages per second of one task; None: no limit."""
+    """What is the same for all queues of a replay. `rate`: messages per second of one task; None: no limit.
+
+    `skip_lost`: messages that retention deleted or a disk damaged are left out; else they are an error.
+    """
 
     replay_id: str
     source: str
@@ -41,6 +44,7 @@ class Route(msgspec.Struct, frozen=True):
     tag: str | None
     properties: dict[str, str]
     rate: float | None
+    skip_lost: bool = False
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -57,7 +61,7 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class StepResult(msgspec.Struct, frozen=True):
-    """`at`: next offset to read (`end`: all done); `read` and `published`: messages of this step.
+    """`at`: next offset to read (`end`: all done); `read`, `published` and `lost`: messages of this step.
 
     `error`: why the step failed; then nothing else counts, and the next run begins where this one began.
     """
@@ -66,6 +70,7 @@ class StepResult(msgspec.Struct, frozen=True):
     at: int
     read: int
     published: int
+    lost: int = 0
     error: ErrorInfo | None = None
 
 
@@ -80,7 +85,7 @@ def run_encoded(steps: Iterable[bytes]) -> Iterable[bytes]:
         try:
             result = run_step(step)
         except MillpondError as error:  # by code, so that it is the same error in the driver
-            result = StepResult(step.queue, step.at, 0, 0, error.info())
+            result = StepResult(step.queue, step.at, 0, 0, error=error.info())
         yield msgspec.json.encode(result)
 
 
@@ -90,7 +95,7 @@ def run_step(step: Step, clock: Clock | None = None) -> StepResult:
     with HttpClient(step.url, step.key, clock=clock) as client:
         sessions = Sessions(client, step.route.target, session_id(step.route.replay_id, step.queue))
         work = _Work(step, sessions)
-        for batch in _batches(client, step):
+        for batch in _batches(client, step, work.leave_out if step.route.skip_lost else None):
             work.take(batch)
             if work.full:
                 work.publish()
@@ -112,7 +117,7 @@ class _Work:
         self._pending: list[pa.RecordBatch] = []
         self._bytes = self._rows = self._scanned = 0
         self.at = step.at
-        self.read = self.published = 0
+        self.read = self.published = self._lost = 0
 
     @property
     def full(self) -> bool:
@@ -133,6 +138,9 @@ class _Work:
             self._bytes += wanted.nbytes
             self._rows += wanted.num_rows
 
+    def leave_out(self, first: int, end: int) -> None:
+        self._lost += end - first
+
     def publish(self) -> None:
         """Everything selected goes to its target queues; this is a boundary."""
         if self._pending:
@@ -144,7 +152,7 @@ class _Work:
         self._pending, self._bytes, self._rows, self._scanned = [], 0, 0, 0
 
     def result(self, at: int) -> StepResult:
-        return StepResult(self._step.queue, at, self.read, self.published)
+        return StepResult(self._step.queue, at, self.read, self.published, self._lost)
 
 
 def routed(rows: pa.RecordBatch, queues: int) -> list[tuple[int, pa.RecordBatch]]:
@@ -163,13 +171,13 @@ def origins(rows: pa.RecordBatch, topic: str, replay_id: str) -> pa.Array:
     return pc.binary_join_element_wise(before, rows.column("offset").cast(pa.string()), after, "")
 
 
-def _batches(client: HttpClient, step: Step) -> Iterator[pa.RecordBatch]:
+def _batches(client: HttpClient, step: Step, lost: Lost | None) -> Iterator[pa.RecordBatch]:
     route = step.route
     for stretch in step.stretches:
         first = max(stretch.first, step.at)
         if first < stretch.end:
             span = Range(route.source, step.queue, first, stretch.end, route.source_topic_id)
-            yield from read_range(client, span, min(READ_MESSAGES, _burst(route.rate)))
+            yield from read_range(client, span, min(READ_MESSAGES, _burst(route.rate)), lost)
 
 
 def _burst(rate: float | None) -> int:

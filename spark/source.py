@@ -9,7 +9,8 @@ Options (names in any case)
     startOffsets, endOffsets   JSON {"queue": offset}; queues that are not named are read whole
     tag                        "a || b"
     columns                    "offset,body": fewer columns (`.schema(..)` does the same)
-    failOnDataLoss             "true" (default): a range that retention deletes meanwhile is an error
+    failOnDataLoss             "true" (default): what retention deletes meanwhile, or is damaged, is an error;
+                               "false": what is left is read, and the log of the task names the rest
     partitionBytes             about how much one task reads
 
 A DataFrame is a snapshot: what is confirmed when Spark plans it. Filters are options and not pushed down, because
@@ -20,6 +21,7 @@ PySpark caches a pushed plan on the shared relation and then answers other queri
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Iterator, MutableMapping
 from datetime import UTC, datetime
@@ -34,7 +36,9 @@ from millpond.core.limits import SPARK_PARTITION_BYTES, TIMESTAMP_MS_MOST
 from millpond.spark.columns import TABLE, arrow_schema, checked_columns, fitted, struct_type
 from millpond.spark.http import HttpClient
 from millpond.spark.plan import ClockName, HistoryPlan, fetch_plan, partitions, stretches
-from millpond.spark.read_range import Range, read_range, select, tag_set
+from millpond.spark.read_range import Lost, Range, read_range, select, tag_set
+
+_log = logging.getLogger("millpond.spark.source")
 
 FORMAT = "millpond"
 DEFAULT_URL = "http://127.0.0.1:8080"
@@ -110,16 +114,20 @@ class MillpondReader(DataSourceReader):
         if not isinstance(partition, QueuePart):
             return  # how Spark hands over an empty plan
         options, schema = self._options, arrow_schema(self._schema)
-        span = Range(
-            options.topic, partition.queue, partition.first, partition.end, partition.topic_id,
-            options.fail_on_data_loss,
-        )  # fmt: skip
+        span = Range(options.topic, partition.queue, partition.first, partition.end, partition.topic_id)
         tags = tag_set(options.tag)
         with options.client() as client:
-            for batch in read_range(client, span):
+            for batch in read_range(client, span, lost=None if options.fail_on_data_loss else _tell(span)):
                 wanted = select(batch, clock=options.clock, from_ms=options.from_ms, to_ms=options.to_ms, tags=tags)
                 if wanted.num_rows:
                     yield fitted(wanted, schema)
+
+
+def _tell(span: Range) -> Lost:
+    def tell(first: int, end: int) -> None:
+        _log.warning("topic %s, queue %d: messages %d to %d are lost", span.topic, span.queue, first, end - 1)
+
+    return tell
 
 
 def parse_options(given: MutableMapping[str, str]) -> Options:

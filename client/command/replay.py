@@ -27,6 +27,9 @@ def add(app: typer.Typer, starters: Starters) -> None:
         prop: Annotated[list[str] | None, typer.Option("--property", "-p", help="Only with name=value")] = None,
         rate: Annotated[int | None, typer.Option(help="Messages per second at most")] = None,
         replay_id: Annotated[str | None, typer.Option("--id", help="Default: a digest of the arguments")] = None,
+        skip_lost: Annotated[
+            bool, typer.Option("--skip-lost", help="Leave out messages that have expired or are damaged, and say so")
+        ] = False,
         master: Annotated[str, typer.Option(help="Spark master")] = "local[*]",
         url: Url = None,
         api_key: ApiKey = None,
@@ -47,7 +50,7 @@ def add(app: typer.Typer, starters: Starters) -> None:
                 def report(read: int, published: int, total: int) -> None:
                     bar.update(task, total=total, completed=read, note=f"{published:,} published")
 
-                return starters.replay(url, api_key, replay_id, spec, report, master)
+                return starters.replay(url, api_key, replay_id, spec, report, master, skip_lost)
 
         done = guarded(work, machine)
         if machine:

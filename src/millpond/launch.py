@@ -84,14 +84,16 @@ def _replay(
     spec: dict[str, Any],
     report: Callable[[int, int, int], None],
     master: str,
+    skip_lost: bool,
 ) -> dict[str, Any]:
     """Run a replay on Spark in this process. Raises StartupError when Spark or Java is missing."""
     from millpond.spark import replay
 
     wanted = msgspec.convert(spec, replay.ReplaySpec)
     done = replay.run(
-        *_service(url, key), replay_id, wanted, lambda at: report(at.read, at.published, at.total), master=master
-    )
+        *_service(url, key), replay_id, wanted, lambda at: report(at.read, at.published, at.total),
+        master=master, skip_lost=skip_lost,
+    )  # fmt: skip
     told: dict[str, Any] = msgspec.to_builtins(done)
     return told
 

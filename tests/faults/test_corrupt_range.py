@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support.load import Http
 from support.processes import Process
+
+from millpond.core.errors import Internal
+from millpond.spark.http import HttpClient
+from millpond.spark.read_range import Range, read_range
 
 DAMAGED = 2  # of five messages, each a frame of its own
 RECEIVE = "/v1/topics/kept/groups/readers/messages/receive"
@@ -45,6 +50,7 @@ async def test_a_damaged_range_is_named_and_passed(
     damage(tmp_path / "data", b"message 2 ")
     await service.start()
     await check_reads(http)
+    await asyncio.to_thread(check_ranges, http.url)
     seen, reasons = [], set()
     for _ in range(5):
         got = await http.ok("POST", RECEIVE, {"max_messages": 2, "lease_ms": 600_000})
@@ -69,3 +75,14 @@ async def check_reads(http: Http) -> None:
     assert answer.body["next_offset"] == DAMAGED + 1
     page = await http.ok("GET", f"{at}{DAMAGED + 1}&limit=100")
     assert [one["offset"] for one in page["messages"]] == [3, 4]
+
+
+def check_ranges(url: str) -> None:
+    """What Spark reads by: an error, or what is left, and which messages are not."""
+    lost: list[tuple[int, int]] = []
+    with HttpClient(url, retry_seconds=0) as spark:
+        with pytest.raises(Internal, match="damaged"):
+            list(read_range(spark, Range("kept", 0, 0, 5)))
+        batches = list(read_range(spark, Range("kept", 0, 0, 5), lost=lambda *some: lost.append(some)))
+    assert [offset for batch in batches for offset in batch["offset"].to_pylist()] == [0, 1, 3, 4]
+    assert lost == [(DAMAGED, DAMAGED + 1)]

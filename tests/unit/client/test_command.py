@@ -44,7 +44,7 @@ class Started:
         return 0
 
     def replay(self, *arguments: Any) -> dict[str, Any]:
-        return {"replay_id": arguments[2], "spec": arguments[3]}
+        return {"replay_id": arguments[2], "spec": arguments[3], "skip_lost": arguments[6]}
 
 
 async def invoke(*arguments: str, started: Started | None = None) -> Result:
@@ -236,10 +236,12 @@ async def test_settings_mistake_ends_with_a_line(monkeypatch: pytest.MonkeyPatch
 
 async def test_replay_passes_its_plan() -> None:
     """replay hands times in ms, the filter and the id to the starter."""
-    result = await invoke("replay", "a", "b", "--from", "2013-02-08", "--tag", "UA", "--id", "x", "--json")
+    result = await invoke(
+        "replay", "a", "b", "--from", "2013-02-08", "--tag", "UA", "--id", "x", "--skip-lost", "--json"
+    )
     assert result.exit_code == 0, result.output
     told = json.loads(result.stdout)
-    assert told["replay_id"] == "x"
+    assert (told["replay_id"], told["skip_lost"]) == ("x", True)
     assert told["spec"]["from"] == 1360281600000
     assert told["spec"]["filter"] == {"tag": "UA", "properties": {}}
 

@@ -50,6 +50,7 @@ class FakeTopic:
         self.topic_id = topic_id
         self.queues = {queue: TIER_SCHEMA.empty_table() for queue in range(queues)}
         self.start = dict.fromkeys(range(queues), 0)
+        self.damaged = range(0)  # offsets of queue 0
         self.tiered_to = dict.fromkeys(range(queues), 0)
         self.objects: list[dict[str, Any]] = []
         self.sessions: dict[str, dict[int, int]] = {}
@@ -129,6 +130,10 @@ class FakeService:
         offset, limit = int(query["offset"]), int(query["limit"])
         if offset < found.start[queue]:
             return 410, {"code": "offset_expired", "detail": "expired", "start_offset": found.start[queue]}
+        if queue == 0 and offset in found.damaged:
+            return 500, {"code": "corrupt_range", "detail": "damaged", "next_offset": found.damaged.stop}
+        if queue == 0 and offset < found.damaged.start:
+            limit = min(limit, found.damaged.start - offset)
         table = found.queues[queue].slice(offset, limit)
         beside = {
             "topic": topic, "start_offset": found.start[queue], "next_offset": offset + table.num_rows,

@@ -10,14 +10,13 @@ import pytest
 from millpond.core.errors import Internal, OffsetExpired
 from millpond.core.schema import TIER_SCHEMA
 from millpond.spark.http import HttpClient
-from millpond.spark.read_range import Range, read_range, select, tag_set
+from millpond.spark.read_range import Lost, Range, read_range, select, tag_set
 
 
-def read(service: Any, limit: int = 70, **span: Any) -> list[int]:
+def read(service: Any, limit: int = 70, lost: Lost | None = None, **span: Any) -> list[int]:
+    asked = Range(**{"topic": "pond", "queue": 0, "first": 0, "end": 1_000, **span})
     with HttpClient(service.url, retry_seconds=0) as client:
-        batches = list(
-            read_range(client, Range(**{"topic": "pond", "queue": 0, "first": 0, "end": 1_000, **span}), limit)
-        )
+        batches = list(read_range(client, asked, limit, lost))
     assert all(batch.schema.equals(TIER_SCHEMA) for batch in batches)
     return [offset for batch in batches for offset in batch["offset"].to_pylist()]
 
@@ -42,11 +41,24 @@ def test_an_end_that_is_not_there(service: Any, pond: Any) -> None:
 
 
 def test_expired_offsets(service: Any, pond: Any) -> None:
-    """What retention deleted is an error, or left out when data loss may pass."""
+    """What retention deleted is an error, or left out and told."""
+    lost: list[tuple[int, int]] = []
     pond.start[0] = 40
     with pytest.raises(OffsetExpired):
         read(service, first=0, end=60)
-    assert read(service, first=0, end=60, fail_on_data_loss=False) == list(range(40, 60))
+    assert read(service, first=0, end=60, lost=lambda *some: lost.append(some)) == list(range(40, 60))
+    assert lost == [(0, 40)]
+
+
+def test_damaged_offsets(service: Any, pond: Any) -> None:
+    """An error, or left out and told, also where they are the last ones that were asked for."""
+    pond.damaged = range(20, 30)
+    lost: list[tuple[int, int]] = []
+    with pytest.raises(Internal, match="damaged"):
+        read(service, first=0, end=60)
+    assert read(service, first=0, end=60, lost=lambda *some: lost.append(some)) == [*range(20), *range(30, 60)]
+    assert read(service, first=0, end=25, lost=lambda *some: lost.append(some)) == list(range(20))
+    assert lost == [(20, 30), (20, 25)]
 
 
 def test_nulls_never_match(service: Any, make_rows: Any) -> None:

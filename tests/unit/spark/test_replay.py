@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from millpond.core.errors import Conflict, NotFound, OffsetExpired
+from millpond.core.errors import Conflict, Internal, NotFound, OffsetExpired
 from millpond.core.hashing import hash_bytes
 from millpond.spark import publish, replay_step
 from millpond.spark.http import HttpClient
@@ -125,6 +125,15 @@ class TestStep:
         with pytest.raises(OffsetExpired):
             run_step(step(service))
 
+    def test_damaged_source(self, service: Any, copy: Any, pond: Any) -> None:
+        """Damaged messages are an error; left out when that was asked for, and counted."""
+        pond.damaged = range(20, 30)
+        with pytest.raises(Internal, match="damaged"):
+            run_step(step(service))
+        result = run_step(step(service, skip_lost=True))
+        assert (result.at, result.read, result.published, result.lost) == (1_000, 990, 990, 10)
+        assert copied(service) == {0: [*range(20), *range(30, 1_000)]}
+
 
 class TestRun:
     def test_to_the_end(self, service: Any, copy: Any, spark: SparkSession) -> None:
@@ -161,6 +170,18 @@ class TestRun:
         pond.start[0] = begun
         assert run(service.url, None, "mine", ReplaySpec("pond", "copy"), spark=spark).state == "done"
         assert copied(service) == {0: list(range(50, 1_000)), 1: list(range(300))}
+
+    def test_what_is_lost_can_be_left_out(self, service: Any, copy: Any, pond: Any, spark: SparkSession) -> None:
+        """The same replay that failed goes on without what has expired and what is damaged, and its row tells."""
+        spec = ReplaySpec("pond", "copy")
+        service.put_replay("mine", {"topic": "pond", "target": "copy", "clock": "store"})
+        pond.start[0], pond.damaged = 50, range(70, 75)
+        with pytest.raises(OffsetExpired):
+            run(service.url, None, "mine", spec, spark=spark)
+        result = run(service.url, None, "mine", spec, spark=spark, skip_lost=True)
+        assert (result.state, result.lost, result.published) == ("done", 55, 1_245)
+        assert copied(service) == {0: [*range(50, 70), *range(75, 1_000)], 1: list(range(300))}
+        assert service.replays["mine"]["detail"] == "55 messages were lost, and are left out"
 
     def test_another_plan_under_the_same_id(self, service: Any, copy: Any, spark: SparkSession) -> None:
         """An id stands for one plan."""
