@@ -23,10 +23,8 @@ Lost = Callable[[int, int], None]
 """Told of offsets [first, end) that are lost, which are then left out."""
 
 _METADATA = b"millpond"
-_GOES_ON = {
-    "offset_expired": "start_offset",
-    "corrupt_range": "next_offset",
-}  # behind what is lost, by the error's code
+# which member of a problem says where messages go on behind what is lost, by its code
+_GOES_ON = {"offset_expired": "start_offset", "corrupt_range": "next_offset"}
 
 
 class _Position(msgspec.Struct, frozen=True):
