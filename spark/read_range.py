@@ -24,7 +24,7 @@ Lost = Callable[[int, int], None]
 
 _METADATA = b"millpond"
 # which member of a problem says where messages go on behind what is lost, by its code
-_GOES_ON = {"offset_expired": "start_offset", "corrupt_range": "next_offset"}
+GOES_ON = {"offset_expired": "start_offset", "corrupt_range": "next_offset"}
 
 
 class _Position(msgspec.Struct, frozen=True):
@@ -62,7 +62,7 @@ def read_range(
         try:
             answer = client.call("GET", path, query=query, accept=ARROW)
         except (OffsetExpired, Internal) as error:
-            goes_on = error.extra.get(_GOES_ON.get(error.code, ""))
+            goes_on = error.extra.get(GOES_ON.get(error.code, ""))
             if lost is None or not isinstance(goes_on, int) or goes_on <= at:
                 raise
             lost(at, min(goes_on, span.end))

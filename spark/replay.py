@@ -22,6 +22,7 @@ from millpond.core.limits import DETAIL_CHARS, REPLAY_ROUND_SECONDS
 from millpond.spark.http import HttpClient, path_of
 from millpond.spark.plan import ClockName, Stretch, fetch_plan, stretches
 from millpond.spark.publish import Sessions
+from millpond.spark.read_range import GOES_ON
 from millpond.spark.replay_step import Route, Step, StepResult, run_encoded, session_id
 from millpond.spark.session import is_running, require_pyspark, session
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _log = logging.getLogger("millpond.spark.replay")
+
+_CAN_SKIP = "; skip_lost (--skip-lost) leaves out what is lost"
 
 
 class ReplayFilter(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -205,7 +208,7 @@ class _Replay:
             raise OffsetExpired(
                 "offset_expired",
                 f"{self._spec.topic!r} queue {queue}: the replay stands at {at}, and retention has deleted all "
-                f"below {start_offset}",
+                f"below {start_offset}{_CAN_SKIP}",
                 start_offset=start_offset,
             )
         self.lost += begin - at
@@ -240,10 +243,18 @@ def _round(spark: SparkSession, steps: list[Step]) -> list[StepResult]:
     encoded = [msgspec.json.encode(step) for step in steps]
     results = spark.sparkContext.parallelize(encoded, len(encoded)).mapPartitions(run_encoded).collect()
     done = [msgspec.json.decode(result, type=StepResult) for result in results]
-    for result in done:
+    for step, result in zip(steps, done, strict=True):
         if result.error is not None:
-            raise from_info(result.error)
+            raise _named(step, from_info(result.error))
     return done
+
+
+def _named(step: Step, error: MillpondError) -> MillpondError:
+    """With the queue, and what can be done, where messages are lost."""
+    if error.code not in GOES_ON:
+        return error
+    where = f"{step.route.source!r} queue {step.queue}, from offset {error.extra.get('offset', step.at)} on"
+    return type(error)(error.code, f"{where}: {error.detail}{_CAN_SKIP}", **error.extra)
 
 
 def _asked(spec: ReplaySpec) -> dict[str, Any]:

@@ -131,7 +131,12 @@ class FakeService:
         if offset < found.start[queue]:
             return 410, {"code": "offset_expired", "detail": "expired", "start_offset": found.start[queue]}
         if queue == 0 and offset in found.damaged:
-            return 500, {"code": "corrupt_range", "detail": "damaged", "next_offset": found.damaged.stop}
+            return 500, {
+                "code": "corrupt_range",
+                "detail": "damaged",
+                "offset": offset,
+                "next_offset": found.damaged.stop,
+            }
         if queue == 0 and offset < found.damaged.start:
             limit = min(limit, found.damaged.start - offset)
         table = found.queues[queue].slice(offset, limit)

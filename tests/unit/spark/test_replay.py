@@ -175,8 +175,11 @@ class TestRun:
         """The same replay that failed goes on without what has expired and what is damaged, and its row tells."""
         spec = ReplaySpec("pond", "copy")
         service.put_replay("mine", {"topic": "pond", "target": "copy", "clock": "store"})
-        pond.start[0], pond.damaged = 50, range(70, 75)
-        with pytest.raises(OffsetExpired):
+        pond.damaged = range(70, 75)
+        with pytest.raises(Internal, match=r"'pond' queue 0, from offset 70 on: damaged; skip_lost"):
+            run(service.url, None, "mine", spec, spark=spark)
+        pond.start[0] = 50
+        with pytest.raises(OffsetExpired, match="skip_lost"):
             run(service.url, None, "mine", spec, spark=spark)
         result = run(service.url, None, "mine", spec, spark=spark, skip_lost=True)
         assert (result.state, result.lost, result.published) == ("done", 55, 1_245)
