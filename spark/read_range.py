@@ -24,7 +24,7 @@ Lost = Callable[[int, int], None]
 
 _METADATA = b"millpond"
 # which member of a problem says where messages go on behind what is lost, by its code
-GOES_ON = {"offset_expired": "start_offset", "corrupt_range": "next_offset"}
+_GOES_ON = {"offset_expired": "start_offset", "corrupt_range": "next_offset"}
 
 
 class _Position(msgspec.Struct, frozen=True):
@@ -62,9 +62,12 @@ def read_range(
         try:
             answer = client.call("GET", path, query=query, accept=ARROW)
         except (OffsetExpired, Internal) as error:
-            goes_on = error.extra.get(GOES_ON.get(error.code, ""))
-            if lost is None or not isinstance(goes_on, int) or goes_on <= at:
+            if error.code not in _GOES_ON:
                 raise
+            goes_on = error.extra.get(_GOES_ON[error.code])
+            if lost is None or not isinstance(goes_on, int) or goes_on <= at:
+                where = f"{span.topic!r} queue {span.queue}, from offset {at} on"
+                raise type(error)(error.code, f"{where}: {error.detail}", **error.extra) from error
             lost(at, min(goes_on, span.end))
             at = goes_on
             continue

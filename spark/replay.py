@@ -22,7 +22,6 @@ from millpond.core.limits import DETAIL_CHARS, REPLAY_ROUND_SECONDS
 from millpond.spark.http import HttpClient, path_of
 from millpond.spark.plan import ClockName, Stretch, fetch_plan, stretches
 from millpond.spark.publish import Sessions
-from millpond.spark.read_range import GOES_ON
 from millpond.spark.replay_step import Route, Step, StepResult, run_encoded, session_id
 from millpond.spark.session import is_running, require_pyspark, session
 
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _log = logging.getLogger("millpond.spark.replay")
-
-_CAN_SKIP = "; skip_lost (--skip-lost) leaves out what is lost"
 
 
 class ReplayFilter(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -201,14 +198,16 @@ class _Replay:
 
     def _expire(self, queue: int, start_offset: int) -> None:
         """Retention has deleted all below. Raises OffsetExpired, unless what is lost is left out."""
-        at = self._at.get(queue)
-        if at is None or at >= (begin := min(self._ranges[queue].end, start_offset)):
+        if queue not in self._ranges:
+            return
+        at, begin = self._at[queue], min(self._ranges[queue].end, start_offset)
+        if at >= begin:
             return
         if not self._skip_lost:
             raise OffsetExpired(
                 "offset_expired",
                 f"{self._spec.topic!r} queue {queue}: the replay stands at {at}, and retention has deleted all "
-                f"below {start_offset}{_CAN_SKIP}",
+                f"below {start_offset}",
                 start_offset=start_offset,
             )
         self.lost += begin - at
@@ -243,18 +242,10 @@ def _round(spark: SparkSession, steps: list[Step]) -> list[StepResult]:
     encoded = [msgspec.json.encode(step) for step in steps]
     results = spark.sparkContext.parallelize(encoded, len(encoded)).mapPartitions(run_encoded).collect()
     done = [msgspec.json.decode(result, type=StepResult) for result in results]
-    for step, result in zip(steps, done, strict=True):
+    for result in done:
         if result.error is not None:
-            raise _named(step, from_info(result.error))
+            raise from_info(result.error)
     return done
-
-
-def _named(step: Step, error: MillpondError) -> MillpondError:
-    """With the queue, and what can be done, where messages are lost."""
-    if error.code not in GOES_ON:
-        return error
-    where = f"{step.route.source!r} queue {step.queue}, from offset {error.extra.get('offset', step.at)} on"
-    return type(error)(error.code, f"{where}: {error.detail}{_CAN_SKIP}", **error.extra)
 
 
 def _asked(spec: ReplaySpec) -> dict[str, Any]:

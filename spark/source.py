@@ -25,6 +25,7 @@ import logging
 import os
 from collections.abc import Iterator, MutableMapping
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -36,7 +37,7 @@ from millpond.core.limits import SPARK_PARTITION_BYTES, TIMESTAMP_MS_MOST
 from millpond.spark.columns import TABLE, arrow_schema, checked_columns, fitted, struct_type
 from millpond.spark.http import HttpClient
 from millpond.spark.plan import ClockName, HistoryPlan, fetch_plan, partitions, stretches
-from millpond.spark.read_range import Lost, Range, read_range, select, tag_set
+from millpond.spark.read_range import Range, read_range, select, tag_set
 
 _log = logging.getLogger("millpond.spark.source")
 
@@ -117,17 +118,14 @@ class MillpondReader(DataSourceReader):
         span = Range(options.topic, partition.queue, partition.first, partition.end, partition.topic_id)
         tags = tag_set(options.tag)
         with options.client() as client:
-            for batch in read_range(client, span, lost=None if options.fail_on_data_loss else _tell(span)):
+            for batch in read_range(client, span, lost=None if options.fail_on_data_loss else partial(_tell, span)):
                 wanted = select(batch, clock=options.clock, from_ms=options.from_ms, to_ms=options.to_ms, tags=tags)
                 if wanted.num_rows:
                     yield fitted(wanted, schema)
 
 
-def _tell(span: Range) -> Lost:
-    def tell(first: int, end: int) -> None:
-        _log.warning("topic %s, queue %d: messages %d to %d are lost", span.topic, span.queue, first, end - 1)
-
-    return tell
+def _tell(span: Range, first: int, end: int) -> None:
+    _log.warning("topic %s, queue %d: messages %d to %d are lost", span.topic, span.queue, first, end - 1)
 
 
 def parse_options(given: MutableMapping[str, str]) -> Options:

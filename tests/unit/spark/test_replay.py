@@ -176,10 +176,10 @@ class TestRun:
         spec = ReplaySpec("pond", "copy")
         service.put_replay("mine", {"topic": "pond", "target": "copy", "clock": "store"})
         pond.damaged = range(70, 75)
-        with pytest.raises(Internal, match=r"'pond' queue 0, from offset 70 on: damaged; skip_lost"):
+        with pytest.raises(Internal, match=r"'pond' queue 0, from offset 70 on: damaged"):
             run(service.url, None, "mine", spec, spark=spark)
         pond.start[0] = 50
-        with pytest.raises(OffsetExpired, match="skip_lost"):
+        with pytest.raises(OffsetExpired, match="stands at 0"):
             run(service.url, None, "mine", spec, spark=spark)
         result = run(service.url, None, "mine", spec, spark=spark, skip_lost=True)
         assert (result.state, result.lost, result.published) == ("done", 55, 1_245)
