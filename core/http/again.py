@@ -1,6 +1,7 @@
 """Heads that come again: on a kept connection a client mostly sends the head of its last request once more, byte for
 byte but for the length of the body, and now and then the target, or the value of one header. Such a head need not be
-parsed (`connection.py`), which is a fifth of what a request with one message costs.
+parsed (`connection.py`), which is a fifth of what a request with one message costs. Of a large body only the first
+bytes stand behind the head; where the route takes large ones promptly, the rest may follow.
 
     POST /v1/topics/t/messages HTTP/1.1 .. Content-Length: 1024 .. CR LF CR LF  body
     `---'---- target ---------'------ between ------------'digits`--- behind ---'
@@ -23,20 +24,23 @@ from aiohttp.http import RawRequestMessage
 
 from millpond.core.http.prompt import PROMPT_BYTES
 from millpond.core.http.routing import Found
+from millpond.core.http.straight import STRAIGHT_BYTES, STRAIGHT_BYTES_MOST
 from millpond.core.limits import TARGET_CHARS
 
 HEAD_BYTES = 2_048  # longer ones are not remembered, one for each connection; another target adds TARGET_CHARS
 VALUE_BYTES = 512  # .. and another value so many
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]+)\r\n", re.IGNORECASE)
-_DIGITS_MOST = len(str(PROMPT_BYTES))
+_DIGITS_MOST = len(str(STRAIGHT_BYTES_MOST))
 _PLAIN = re.compile(rb"(?:/[A-Za-z0-9_.~-]+)+")  # targets of which a parser makes nothing else
 _VALUE = re.compile(rb"[!-~](?:[ -~]*[!-~])?")  # .. and values
 
 
 class Taken(msgspec.Struct, frozen=True):
-    """A request as it was found in its bytes. `headers` say the length of an earlier body; `seen`: see `PromptCall`."""
+    """A request as it was found in its bytes. `body`: what is there of the `size` bytes of its body; `headers` say the
+    length of an earlier one; `seen`: see `PromptCall`."""
 
     found: Found
+    size: int
     body: bytes
     headers: Mapping[str, str]
     seen: dict[str, Any]
@@ -58,10 +62,10 @@ class Again:
     seen: dict[str, Any] = field(default_factory=dict)
 
     def taken_from(self, data: bytes, find: Callable[[str, str], Found | None]) -> Taken | None:
-        """What is asked for when `data` is this head and a whole body, and nothing else; `find(method, target)` looks
-        up another target than the last one."""
+        """What is asked for when `data` is this head and a whole body, or the beginning of a large one, and nothing
+        else; `find(method, target)` looks up another target than the last one."""
         method, between = self.method, self.between
-        if not data.startswith(method) or len(data) > PROMPT_BYTES:
+        if not data.startswith(method):
             return None
         end = data.find(b" ", len(method), len(method) + TARGET_CHARS + 1)
         begin = end + len(between)
@@ -78,20 +82,28 @@ class Again:
         end_of_digits = data.find(b"\r", begin, begin + _DIGITS_MOST + 1)
         if end_of_digits < 0 or not data.startswith(self.behind, end_of_digits):
             return None
-        digits, body = data[begin:end_of_digits], data[end_of_digits + len(self.behind) :]
-        if not digits.isdigit() or len(body) != int(digits):
+        digits, there = data[begin:end_of_digits], len(data) - end_of_digits - len(self.behind)
+        if not digits.isdigit():
             return None
+        size = int(digits)
+        comes = there < size
+        if not (
+            STRAIGHT_BYTES <= size <= STRAIGHT_BYTES_MOST if comes else there == size and len(data) <= PROMPT_BYTES
+        ):
+            return None
+        found: Found | None = self.found
         target = data[len(method) : end]
-        if target == self.target:
-            return Taken(self.found, body, headers, seen)
-        found = find(method[:-1].decode(), target.decode()) if _PLAIN.fullmatch(target) else None
-        return None if found is None else Taken(found, body, headers, seen)
+        if target != self.target:
+            found = find(method[:-1].decode(), target.decode()) if _PLAIN.fullmatch(target) else None
+        if found is None or (comes and not found[0].large):
+            return None
+        return Taken(found, size, data[len(data) - there :], headers, seen)
 
 
-def again_of(found: Found, message: RawRequestMessage, data: bytes, body: bytes) -> Again | None:
-    """What `data`, of which a parser has made this message and body, may be remembered by; None when it is not certain
-    that it was all of the head, the body, and nothing else."""
-    size = len(data) - len(body)
+def again_of(found: Found, message: RawRequestMessage, data: bytes, there: int, length: int) -> Again | None:
+    """What `data`, of which a parser has made this message and a body of `length`, may be remembered by; None when it
+    is not certain that it was all of the head, the first bytes of the body (as many as are `there`), and no more."""
+    size = len(data) - there
     if not 0 < size <= HEAD_BYTES or message.upgrade or len(message.path) > TARGET_CHARS:
         return None
     head = data[:size]
@@ -102,7 +114,7 @@ def again_of(found: Found, message: RawRequestMessage, data: bytes, body: bytes)
         and head.find(b"\r\n\r\n") == size - 4
         and head.count(b"\r\n") == len(message.raw_headers) + 2
         and len(lengths) == 1
-        and int(lengths[0][1]) == len(body)
+        and int(lengths[0][1]) == length
     )
     if not whole:
         return None

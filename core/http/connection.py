@@ -22,24 +22,25 @@ from http import HTTPStatus
 from typing import Any, NamedTuple, Protocol
 
 from aiohttp import HttpVersion11, StreamReader, web
-from aiohttp.http import HttpRequestParser
+from aiohttp.http import HttpRequestParser, RawRequestMessage
 from aiohttp.http_exceptions import LineTooLong
 from aiohttp.web_protocol import MAX_MSG_QUEUE_SIZE, _ErrInfo
 
 from millpond.core import limits
 from millpond.core.errors import BadRequest, HeadersTooLarge, Internal, MillpondError, RequestTimeout, Unavailable
 from millpond.core.gathered import Buffer
-from millpond.core.http.again import Again, again_of
-from millpond.core.http.call import BodyPace
+from millpond.core.http.again import Again, Taken, again_of
+from millpond.core.http.call import Body, BodyPace
 from millpond.core.http.problem import problem_bytes, problem_headers, problem_response
 from millpond.core.http.prompt import PROMPT_BYTES, Headed, Prompt
 from millpond.core.http.routing import Found
-from millpond.core.http.straight import STRAIGHT_BYTES, STRAIGHT_BYTES_AT_ONCE, STRAIGHT_BYTES_MOST, StraightBody
+from millpond.core.http.straight import Straight, StraightBody
 
 STALL_SECONDS = 30.0  # an answer of which the client takes nothing for so long is given up
 LINGER_SECONDS = 2.0  # a refused body is read and thrown away so long, so that the client sees the answer
 READ_BYTES = 1 << 20  # of a body that aiohttp receives: it pauses the client at twice as much
 REFUSED_CONNECTIONS = 256  # beyond the cap: told why; beyond these: closed without a word
+PROMPT_SECONDS = 1.0  # a large body that aiohttp does not know of may take so long: then it is told
 REFUSED_SECONDS = 1.0  # a refused connection is told why after its first bytes, or after so long
 
 STRANGE_MOST = 8  # heads in a row that did not come again: then only one in ..
@@ -66,7 +67,7 @@ class Prompts(Protocol):
         """The route and parameters of a request that may be answered promptly."""
         ...
 
-    def begin(self, found: Found, headed: Headed, body: bytes, seen: dict[str, Any]) -> Prompt | None:
+    def begin(self, found: Found, headed: Headed, body: Body, seen: dict[str, Any]) -> Prompt | None:
         """`seen`: what was found in this head before (`PromptCall`)."""
         ...
 
@@ -79,13 +80,22 @@ class Prompts(Protocol):
         ...
 
 
+class _Arriving(NamedTuple):
+    """A request of which the body is still to come, and of which aiohttp knows nothing."""
+
+    taken: Taken
+    head: bytes
+    body: StraightBody
+    since: float
+
+
 class Connection(web.RequestHandler):
     """`waiting`: the task of a long poll, cancelled when the client goes. `long_head`: the head just read exceeded
     its bound and came in one piece, so that only the dispatcher can refuse it."""
 
-    __slots__ = ("_again", "_at_hand", "_begun", "_bounds", "_head_bytes", "_head_since", "_held", "_prompting",
-                 "_prompts", "_refused", "_stall_bytes", "_stall_since", "_straight", "_strange", "_watched",
-                 "long_head", "waiting")  # fmt: skip
+    __slots__ = ("_again", "_arriving", "_at_hand", "_begun", "_bounds", "_head_bytes", "_head_since", "_held",
+                 "_place", "_prompting", "_prompts", "_refused", "_stall_bytes", "_stall_since", "_straight",
+                 "_strange", "_watched", "long_head", "waiting")  # fmt: skip
 
     def __init__(
         self, manager: web.Server, bounds: Bounds, prompts: Prompts, watched: set[Connection], refused: bool
@@ -112,7 +122,9 @@ class Connection(web.RequestHandler):
         self._begun = False
         self._stall_since: float | None = None
         self._stall_bytes = 0
-        self._straight: StraightBody | None = None
+        self._place: Straight | None = None  # made for the first large body
+        self._straight: StraightBody | None = None  # of a request that aiohttp knows of
+        self._arriving: _Arriving | None = None
         self._at_hand: tuple[StreamReader, bytes] | None = None
         self._prompts = prompts
         self._prompting: Prompt | None = None  # the answer to a request is under way without a task
@@ -130,6 +142,7 @@ class Connection(web.RequestHandler):
     def connection_lost(self, exc: BaseException | None) -> None:
         super().connection_lost(exc)
         self._watched.discard(self)
+        self._arriving = self._place = None
         self.end_waiting()
 
     def pause_writing(self) -> None:
@@ -150,12 +163,12 @@ class Connection(web.RequestHandler):
         if self._prompting is not None:
             self._hold(data)
             return
-        if self._again is not None:
-            if self._go_again(self._again, data):
-                return
-            self._again = None
         waiter = self._waiter
         idle = not self._messages and self._current_request is None if waiter is None else not waiter.done()
+        if self._again is not None:
+            if idle and self._go_again(self._again, data):
+                return
+            self._again = None
         if data and idle:  # without data, a body that is being read calls
             self._waiter = None  # aiohttp's task is not woken where a prompt answer spares it
             super().data_received(data)
@@ -165,7 +178,7 @@ class Connection(web.RequestHandler):
         else:
             super().data_received(data)
         if data and self._messages and not self._messages[-1][1].is_eof():
-            self._go_straight()
+            self._go_straight(data)
         waiter = self._waiter
         awaited = waiter is not None and not waiter.done() and self._prompting is None
         # the first bytes may come before aiohttp's own task has begun to wait for a request
@@ -213,10 +226,14 @@ class Connection(web.RequestHandler):
         assert self._parser is not None
         self._parser.message_consumed()
         self._under_way(prompt)
+        self._remember(found, message, data, len(body), len(body))
+        return True
+
+    def _remember(self, found: Found, message: RawRequestMessage, data: bytes, there: int, length: int) -> None:
+        """That head as one that may come again."""
         self._strange += 1
         if not self._head_bytes and (self._strange <= STRANGE_MOST or not self._strange % STRANGE_EACH):
-            self._again = again_of(found, message, data, body)
-        return True
+            self._again = again_of(found, message, data, there, length)
 
     def _go_again(self, again: Again, data: bytes) -> bool:
         """Answer a request with the last one's head, if `data` is one. The parser is between two requests: it has seen
@@ -224,12 +241,64 @@ class Connection(web.RequestHandler):
         taken = again.taken_from(data, self._prompts.route_of)
         if taken is None or self._paused or self._close or self._force_close:
             return False
+        if len(taken.body) < taken.size:
+            return self._arrive(taken, data)
         prompt = self._prompts.begin(taken.found, taken, taken.body, taken.seen)
         if prompt is None:
             return False
         self._strange = 0
         self._under_way(prompt)
         return True
+
+    def _arrive(self, taken: Taken, data: bytes) -> bool:
+        """Receive the rest of a large body, of which aiohttp need not know."""
+        if not StraightBody.is_due(taken.size) or self._reading_paused:
+            return False
+        body = StraightBody(taken.size, taken.body)
+        self._arriving = _Arriving(taken, data[: len(data) - len(taken.body)], body, self._loop.time())
+        self._watched.add(self)
+        self._receive(body)
+        return True
+
+    def body_received(self, body: StraightBody) -> None:
+        if self._arriving is None:
+            self._end_content(body)
+            return
+        taken = self._arriving.taken
+        prompt = self._prompts.begin(taken.found, taken, body.view, taken.seen)
+        if prompt is None:
+            self.tell()
+        else:
+            self._arriving = None
+            self._strange = 0
+            self._under_way(prompt)
+
+    def tell(self) -> None:
+        """Let aiohttp know of the request that is arriving, if there is one: it goes the usual way from now on."""
+        arriving, self._arriving = self._arriving, None
+        if arriving is None:
+            return
+        self._again = None
+        super().data_received(arriving.head)
+        if not self._messages:
+            return  # the connection is being closed
+        body = self._straight = arriving.body
+        body.content, body.since = self._messages[-1][1], arriving.since
+        if body.whole:
+            self._end_content(body)
+
+    def _end_content(self, body: StraightBody) -> None:
+        """The parser still counts the bytes of a body that it never saw: the next request gets another one."""
+        assert body.content is not None
+        body.content.feed_eof()
+        if self.transport is not None:
+            self._parser = self._new_parser()
+
+    def _receive(self, body: StraightBody) -> None:
+        assert self.transport is not None
+        if self._place is None:
+            self._place = Straight(self, self.transport)
+        self._place.receive(body)
 
     def _under_way(self, prompt: Prompt) -> None:
         assert self._manager is not None
@@ -267,7 +336,7 @@ class Connection(web.RequestHandler):
 
     def _process_keepalive(self) -> None:
         """aiohttp's timer, which knows nothing of a request that has no task: the idle time begins with its answer."""
-        if self._prompting is None:
+        if self._prompting is None and self._arriving is None:
             super()._process_keepalive()
         else:
             self._keepalive_handle = None
@@ -278,7 +347,7 @@ class Connection(web.RequestHandler):
         if len(self._held) > READ_BYTES and self.transport is not None:
             self.transport.pause_reading()
 
-    def _go_straight(self) -> None:
+    def _go_straight(self, data: bytes) -> None:
         """A head came without all of its body: when that is large, receive the rest past aiohttp, from now on.
 
         Not while another request of this connection waits or is handled, of which a client may send many.
@@ -287,15 +356,22 @@ class Connection(web.RequestHandler):
         if isinstance(message, _ErrInfo):
             return
         size = int(message.headers.get("Content-Length", 0))  # the parser has checked it
-        if not STRAIGHT_BYTES <= size <= STRAIGHT_BYTES_MOST or StraightBody.declared + size > STRAIGHT_BYTES_AT_ONCE:
+        if not StraightBody.is_due(size):
             return
         before = self._straight  # its request has ended when aiohttp has shut its body
         alone = len(self._messages) == 1 and self._current_request is None
-        if not alone or (before is not None and before.content.exception() is None):
+        if not alone or (before is not None and before.content is not None and before.content.exception() is None):
             return
         if self._reading_paused or self.transport is None:  # paused: the parser holds some back
             return
-        self._straight = StraightBody(self, self.transport, content, size)
+        first = content.read_nowait()
+        self._straight = StraightBody(size, first, content)
+        self._receive(self._straight)
+        if "Expect" in message.headers:
+            return  # who waits to be asked for the body is asked by aiohttp's task
+        found = self._prompts.route_of(message.method, message.path)
+        if found is not None and found[0].large:
+            self._remember(found, message, data, len(first), size)
 
     def taken(self, request: web.BaseRequest) -> StraightBody | bytes | None:
         """The body of `request`, when aiohttp has it no more; asked for once."""
@@ -308,11 +384,6 @@ class Connection(web.RequestHandler):
             if content is request.content:
                 return body
         return None
-
-    def began_anew(self) -> None:
-        """The parser still counts the bytes of a body that it never saw: the next request gets another one."""
-        if self.transport is not None:
-            self._parser = self._new_parser()
 
     def _new_parser(self) -> HttpRequestParser:
         bounds = self._bounds
@@ -342,7 +413,10 @@ class Connection(web.RequestHandler):
         if transport is None:
             return
         since = self._head_since
-        if self._refused:
+        if self._arriving is not None:
+            if now - self._arriving.since > PROMPT_SECONDS:
+                self.tell()
+        elif self._refused:
             if since is not None and now - since > REFUSED_SECONDS:
                 self._refuse()
         elif since is not None and now - since > self._bounds.header_seconds:

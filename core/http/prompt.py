@@ -6,6 +6,7 @@
 A route may have a prompt handler beside its usual one: a plain function that is called as soon as a whole request has
 been read. It either puts the work on its way and returns a `Prompt`, or does nothing and returns None: then, and when
 it raises, the request goes the usual way, which decides and tells what is wrong. So it may leave out every rare case.
+Large requests come to it where the route says so (`Route.large`) and the connection has seen their head before.
 One connection has one such request at a time; what it sends meanwhile waits (`connection.py`).
 """
 
@@ -18,9 +19,9 @@ from typing import Any, Generic, Protocol, TypeAlias
 import msgspec
 
 from millpond.core.gathered import Buffer
-from millpond.core.http.call import PartsT, Principal
+from millpond.core.http.call import Body, PartsT, Principal
 
-PROMPT_BYTES = 64 * 1024  # larger bodies are not read in one piece anyway
+PROMPT_BYTES = 64 * 1024  # larger requests are not read in one piece anyway
 
 
 class Headed(Protocol):
@@ -40,7 +41,7 @@ class PromptCall(Generic[PartsT]):
         self,
         headers: Mapping[str, str],
         params: dict[str, str],
-        body: bytes,
+        body: Body,
         parts: PartsT,
         principal: Principal,
         seen: dict[str, Any],

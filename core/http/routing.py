@@ -36,9 +36,9 @@ class Route:
     `statuses`: the successful ones. `scope`: what the credential must allow; "any": a credential of any scope;
     None: open to all. `waits`: a long poll; its handler is cancelled when the client goes away, all others
     (produce!) run to their end. `prompt`: answers some requests without a task of their own (`prompt.py`), and is None
-    for the others. `bulk`: large answers to who reads as fast as it can, which make way for other requests (`bulk.py`).
-    `varies`: a header of which each request of a client has another value (`again.py`). `tag` groups calls in the
-    documentation.
+    for the others; `large`: of large ones, too, whose body it gets as a view. `bulk`: large answers to who reads as
+    fast as it can, which make way for other requests (`bulk.py`). `varies`: a header of which each request of a client
+    has another value (`again.py`). `tag` groups calls in the documentation.
     """
 
     method: str
@@ -53,6 +53,7 @@ class Route:
     scope: Scope | None = None
     waits: bool = False
     prompt: PromptHandler | None = None
+    large: bool = False
     bulk: bool = False
     varies: str = ""
     tag: str = ""

@@ -23,7 +23,7 @@ from millpond.core.clock import Random
 from millpond.core.errors import Internal, MillpondError, RequestTimeout, StartupError, TooLarge, Unavailable
 from millpond.core.gathered import Buffer
 from millpond.core.http.bulk import Bulk
-from millpond.core.http.call import Call, Principal
+from millpond.core.http.call import Body, Call, Principal
 from millpond.core.http.connection import (
     REFUSED_CONNECTIONS,
     Bounds,
@@ -158,7 +158,7 @@ class HttpServer:
             return None
         return found if found[0].prompt is not None else None
 
-    def begin(self, found: Found, headed: Headed, body: bytes, seen: dict[str, Any]) -> Prompt | None:
+    def begin(self, found: Found, headed: Headed, body: Body, seen: dict[str, Any]) -> Prompt | None:
         """Whatever fails here has changed nothing: the usual way finds it again, logs what is a bug, and answers."""
         route, params = found
         assert route.prompt is not None
@@ -274,6 +274,7 @@ class _Server(web.Server):
     def end_waiting(self) -> None:
         for connection in list(self._connections):
             cast(Connection, connection).end_waiting()
+            cast(Connection, connection).tell()
 
     async def drain(self, seconds: float) -> None:
         self.end_waiting()

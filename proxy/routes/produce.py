@@ -93,6 +93,8 @@ def prompt(call: PromptCall[Parts]) -> Prompt | None:
         if accepted not in _ANSWERS or "Content-Encoding" in headers:
             return None
         asked = call.seen["produce"] = _asked(headers, media_type_of(headers), accepted)
+    if len(call.body) > _body_bytes(asked.media):
+        return None
     return _begin(call.parts, topic, asked, call.body)
 
 
@@ -294,6 +296,7 @@ ROUTES = [
         path="/v1/topics/{topic}/messages",
         handler=produce,
         prompt=prompt,
+        large=True,
         summary="Publish messages",
         description=(
             "Answers once the topic's durability holds. Results stand in the order of the messages. Any Content-Type "

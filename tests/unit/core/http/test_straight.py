@@ -12,10 +12,11 @@ import pytest
 from aiohttp import web
 
 from millpond.core.http import connection as connection_module
+from millpond.core.http import straight as straight_module
 from millpond.core.http.call import BodyPace, Call
 from millpond.core.http.connection import Bounds
 from millpond.core.http.routing import Route
-from millpond.core.http.straight import NEXT_HEAD_BYTES, STRAIGHT_BYTES, StraightBody
+from millpond.core.http.straight import NEXT_HEAD_BYTES, STRAIGHT_BYTES, Straight, StraightBody
 
 from .conftest import Raw, Serve, until
 
@@ -104,6 +105,28 @@ async def test_little_of_the_next_body_comes_by_the_usual_way(serve: Serve, monk
     assert all(0 < done < NEXT_HEAD_BYTES for done in begun[1:]), begun
 
 
+async def test_who_sends_small_ones_is_read_as_before(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind the first bytes after a large body the connection has its place back."""
+    places: list[type] = []
+    real = connection_module.Connection.data_received
+
+    def data_received(self: connection_module.Connection, data: bytes) -> None:
+        assert self.transport is not None
+        places.append(type(self.transport.get_protocol()))
+        real(self, data)
+
+    monkeypatch.setattr(connection_module.Connection, "data_received", data_received)
+    raw = await Raw.open(await serve(ROUTES))
+    await raw.send(_post(body := os.urandom(LIMIT)))
+    await _ask(raw, body)
+    places.clear()
+    for _ in range(3):
+        await raw.send(_post(b"small"))
+        await _ask(raw, b"small")
+    assert places == [Straight, connection_module.Connection, connection_module.Connection]
+    await raw.close()
+
+
 async def test_a_client_that_leaves_between_requests_is_let_go(serve: Serve) -> None:
     """Behind a large body the connection still notices that its client goes, and that it idles."""
     server = await serve(ROUTES, Bounds(idle_seconds=0.1))
@@ -153,7 +176,7 @@ async def test_a_client_that_leaves_in_the_middle_frees_its_memory(serve: Serve)
 
 async def test_beyond_the_bound_bodies_take_the_usual_way(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """With no memory left to promise, a large body is gathered as it comes, and is the same."""
-    monkeypatch.setattr(connection_module, "STRAIGHT_BYTES_AT_ONCE", LIMIT - 1)
+    monkeypatch.setattr(straight_module, "STRAIGHT_BYTES_AT_ONCE", LIMIT - 1)
     raw = await Raw.open(await serve(ROUTES))
     await raw.send(_post(body := os.urandom(LIMIT)))
     assert await _ask(raw, body) == "bytes"

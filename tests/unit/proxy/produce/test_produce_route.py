@@ -434,6 +434,41 @@ async def test_what_came_as_a_whole_has_no_task(
     assert (status, usual) == (200, [])
 
 
+@pytest.mark.parametrize(
+    ("body", "content_type"),
+    [
+        ({"messages": [{"body": "x" * 1_000}] * 400}, "application/json"),
+        ({"messages": [{"body": "x" * 1_000, "key": "k"}] * 400}, "application/json"),
+        (msgspec.msgpack.encode({"messages": [{"body": b"x" * 1_000}] * 400}), "application/msgpack"),
+        (stream({"body": pa.array([b"x" * 1_000] * 400)}), ARROW),
+    ],
+)
+async def test_of_large_ones_only_the_first_has_a_task(store: ScriptedStore, body: Any, content_type: str) -> None:
+    """Those behind it, with its head, are the same messages, and never come to the usual handler."""
+    usual: list[ProxyCall] = []
+
+    async def handler(call: ProxyCall) -> web.StreamResponse:
+        usual.append(call)
+        return await produce.produce(call)
+
+    [route] = ROUTES
+    async with serving(store, True, [replace(route, handler=handler)]) as client:
+        for _ in range(3):
+            status, _ = await client.post(body, content_type=content_type)
+            assert status == 200
+    assert len(usual) == 1
+    assert [frame.bodies for frame in store.frames] == [[b"x" * 1_000] * 400] * 3
+
+
+async def test_a_body_over_the_limit_behind_a_large_one(client: Client, store: ScriptedStore) -> None:
+    """Is refused as ever, whatever head it has."""
+    body = json.dumps({"messages": [{"body": "x" * 1_000}] * 400}).encode()
+    assert (await client.post(body))[0] == 200
+    status, problem = await client.post(body + b" " * limits.BATCH_BYTES)
+    assert (status, problem["code"]) == (413, "body_too_large")
+    assert len(store.frames) == 1
+
+
 async def test_headers_that_come_again_are_read_once(store: ScriptedStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each message has the key and the answer that its own headers ask for, whatever came before on its connection;
     headers are read when they were parsed, and once more when they first come again."""
