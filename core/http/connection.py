@@ -262,7 +262,8 @@ class Connection(web.RequestHandler):
 
     def body_received(self, body: StraightBody) -> None:
         if self._arriving is None:
-            self._end_content(body)
+            if body.content is not None:  # else the connection is being closed
+                self._end_content(body.content)
             return
         taken = self._arriving.taken
         prompt = self._prompts.begin(taken.found, taken, body.view, taken.seen)
@@ -281,16 +282,15 @@ class Connection(web.RequestHandler):
         self._again = None
         super().data_received(arriving.head)
         if not self._messages:
-            return  # the connection is being closed
+            return
         body = self._straight = arriving.body
         body.content, body.since = self._messages[-1][1], arriving.since
         if body.whole:
-            self._end_content(body)
+            self._end_content(body.content)
 
-    def _end_content(self, body: StraightBody) -> None:
+    def _end_content(self, content: StreamReader) -> None:
         """The parser still counts the bytes of a body that it never saw: the next request gets another one."""
-        assert body.content is not None
-        body.content.feed_eof()
+        content.feed_eof()
         if self.transport is not None:
             self._parser = self._new_parser()
 
