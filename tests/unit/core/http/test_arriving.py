@@ -212,6 +212,37 @@ async def test_a_body_that_takes_long_goes_the_usual_way(serve: Serve, monkeypat
     await raw.close()
 
 
+async def test_the_time_of_a_body_begins_with_its_first_bytes(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not when the usual handler asks for it, which is after it was waited for here."""
+    monkeypatch.setattr(connection_module, "PROMPT_SECONDS", 0.01)
+    begun: list[float | None] = []
+    real = StraightBody.received
+
+    async def received(self: StraightBody, *pace: float) -> memoryview:
+        begun.append(self.since)
+        return await real(self, *pace)
+
+    monkeypatch.setattr(StraightBody, "received", received)
+    _, raw = await _first(serve, Bounds(stall_seconds=0.1))
+    rest = await _half(raw, body := _random(LARGE))
+    sent = asyncio.get_running_loop().time()
+    await until(lambda: len(begun) == 2)
+    await raw.send(rest)
+    assert await _how(raw, body) == "usual"
+    first, second = begun
+    assert first is None and second is not None and second <= sent
+    await raw.close()
+
+
+async def test_a_body_is_too_slow_by_when_it_began() -> None:
+    """One whose time was over before it is waited for."""
+    body = StraightBody(10, b"")
+    body.since = asyncio.get_running_loop().time() - 60
+    with pytest.raises(TimeoutError):
+        await body.received(30, 1e9)
+    body.ended()
+
+
 async def test_a_client_that_leaves_in_the_middle_frees_its_memory(serve: Serve) -> None:
     """Nothing is answered, and nothing stays."""
     server, raw = await _first(serve)
