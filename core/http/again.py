@@ -24,7 +24,7 @@ from aiohttp.http import RawRequestMessage
 
 from millpond.core.http.prompt import PROMPT_BYTES
 from millpond.core.http.routing import Found
-from millpond.core.http.straight import STRAIGHT_BYTES, STRAIGHT_BYTES_MOST
+from millpond.core.http.straight import STRAIGHT_BYTES_MOST
 from millpond.core.limits import TARGET_CHARS
 
 HEAD_BYTES = 2_048  # longer ones are not remembered, one for each connection; another target adds TARGET_CHARS
@@ -87,9 +87,7 @@ class Again:
             return None
         size = int(digits)
         comes = there < size
-        if not (
-            STRAIGHT_BYTES <= size <= STRAIGHT_BYTES_MOST if comes else there == size and len(data) <= PROMPT_BYTES
-        ):
+        if there > size or (not comes and len(data) > PROMPT_BYTES):
             return None
         found: Found | None = self.found
         target = data[len(method) : end]

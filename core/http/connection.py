@@ -86,7 +86,6 @@ class _Arriving(NamedTuple):
     taken: Taken
     head: bytes
     body: StraightBody
-    since: float
 
 
 class Connection(web.RequestHandler):
@@ -255,7 +254,7 @@ class Connection(web.RequestHandler):
         if not StraightBody.is_due(taken.size) or self._reading_paused:
             return False
         body = StraightBody(taken.size, taken.body)
-        self._arriving = _Arriving(taken, data[: len(data) - len(taken.body)], body, self._loop.time())
+        self._arriving = _Arriving(taken, data[: len(data) - len(taken.body)], body)
         self._watched.add(self)
         self._receive(body)
         return True
@@ -284,7 +283,7 @@ class Connection(web.RequestHandler):
         if not self._messages:
             return
         body = self._straight = arriving.body
-        body.content, body.since = self._messages[-1][1], arriving.since
+        body.content = self._messages[-1][1]
         if body.whole:
             self._end_content(body.content)
 
@@ -414,7 +413,7 @@ class Connection(web.RequestHandler):
             return
         since = self._head_since
         if self._arriving is not None:
-            if now - self._arriving.since > PROMPT_SECONDS:
+            if now - self._arriving.body.since > PROMPT_SECONDS:
                 self.tell()
         elif self._refused:
             if since is not None and now - since > REFUSED_SECONDS:

@@ -32,7 +32,7 @@ _scratch = memoryview(bytearray(NEXT_HEAD_BYTES))  # of all connections: filled 
 
 class StraightBody:
     """One body. `view`: all of it, `done` bytes of which are there. `content`: what aiohttp knows it by, once it does.
-    `since`: when it began, in the loop's seconds; None: when it is waited for."""
+    `since`: when it began, in the loop's seconds."""
 
     declared = 0  # bytes of all bodies under way in this process
 
@@ -41,7 +41,7 @@ class StraightBody:
         self.view[: len(first)] = first
         self.done = len(first)
         self.content = content
-        self.since: float | None = None
+        self.since = asyncio.get_running_loop().time()
         self._waiter: asyncio.Future[None] | None = None
         self._lost = False
         self._counted = size
@@ -58,9 +58,9 @@ class StraightBody:
 
     async def received(self, seconds: float, bytes_per_second: float) -> memoryview:
         """The body, once it is whole. Raises TimeoutError when it takes longer than `seconds` and one for each
-        `bytes_per_second` received, ConnectionResetError when the client goes."""
+        `bytes_per_second` received, from its first bytes on; ConnectionResetError when the client goes."""
         loop = asyncio.get_running_loop()
-        begin = loop.time() if self.since is None else self.since
+        begin = self.since
         while not self.whole:
             if self._lost:
                 raise ConnectionResetError("the client has gone")

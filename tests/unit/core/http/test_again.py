@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -316,8 +317,8 @@ def again() -> Again:
     return Again(b"POST ", b"/echo/a", between, b"", behind, HERE, {})
 
 
-HERE: Any = "the route of its target"
-THERE: Any = "the route of another"
+HERE: Any = (SimpleNamespace(large=False), "the route of its target")
+THERE: Any = (SimpleNamespace(large=False), "the route of another")
 
 
 def find(method: str, target: str) -> Any:

@@ -153,17 +153,6 @@ async def test_beyond_the_bound_of_memory_it_is_not(serve: Serve, monkeypatch: p
     await raw.close()
 
 
-async def test_the_next_request_may_already_be_there(serve: Serve) -> None:
-    """Pipelined requests are answered in their order, and none is taken for a part of a body."""
-    _, raw = await _first(serve)
-    bodies = [_random(LARGE), b"second", _random(LARGE), _random(LARGE), b"fifth"]
-    sending = asyncio.create_task(raw.send(b"".join(map(_post, bodies))))
-    for body in bodies:
-        await _how(raw, body)
-    await sending
-    await raw.close()
-
-
 async def test_none_overtakes_one_that_is_handled(serve: Serve) -> None:
     """A large request behind one that has no answer yet waits for its turn, whatever is known of its head."""
     digest = Digest()
@@ -209,28 +198,6 @@ async def test_a_body_that_takes_long_goes_the_usual_way(serve: Serve, monkeypat
     await raw.send(rest)
     assert await _how(raw, body) == "usual"
     assert [await _asked(raw, _random(LARGE)) for _ in range(2)] == ["usual", "prompt"]
-    await raw.close()
-
-
-async def test_the_time_of_a_body_begins_with_its_first_bytes(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not when the usual handler asks for it, which is after it was waited for here."""
-    monkeypatch.setattr(connection_module, "PROMPT_SECONDS", 0.01)
-    begun: list[float | None] = []
-    real = StraightBody.received
-
-    async def received(self: StraightBody, *pace: float) -> memoryview:
-        begun.append(self.since)
-        return await real(self, *pace)
-
-    monkeypatch.setattr(StraightBody, "received", received)
-    _, raw = await _first(serve, Bounds(stall_seconds=0.1))
-    rest = await _half(raw, body := _random(LARGE))
-    sent = asyncio.get_running_loop().time()
-    await until(lambda: len(begun) == 2)
-    await raw.send(rest)
-    assert await _how(raw, body) == "usual"
-    first, second = begun
-    assert first is None and second is not None and second <= sent
     await raw.close()
 
 
