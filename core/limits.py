@@ -84,6 +84,7 @@ MARK_IDLE_MS = 20  # without an append, while the last frame is not covered
 CLAIM_MS = 5_000  # a range handed to a proxy for filtering, in memory only
 INLINE_FRAME_BYTES = 64 * KIB  # frames up to here travel with a grant even when it takes few of their rows
 RECENT_BYTES = 48 * MIB  # the last frames, kept in memory for who follows the tail
+RECENT_UNASKED_BYTES = 256 * MIB  # .. until so much was appended and none of them asked for
 BEGUN_BYTES = 32 * MIB  # frames that were read for a part of their rows, kept for who reads on: two of the largest
 BEGUN_SECONDS = 4.0  # .. until none was begun for so long: they are not held at rest
 AHEAD_BYTES = 48 * MIB  # held by frames that were read before they are asked for

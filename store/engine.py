@@ -21,7 +21,7 @@ from millpond.core.clock import Clock, Random
 from millpond.core.config import StoreConfig, TierConfig
 from millpond.core.errors import MillpondError
 from millpond.core.frame import seed_of
-from millpond.core.limits import RECENT_BYTES, SEAL_POSTPONE_BYTES, SEGMENT_BYTES_LEAST
+from millpond.core.limits import RECENT_BYTES, RECENT_UNASKED_BYTES, SEAL_POSTPONE_BYTES, SEGMENT_BYTES_LEAST
 from millpond.core.tasks import Tasks
 from millpond.core.tier.objects import ObjectStore
 from millpond.metadata.client import MetadataClient
@@ -42,7 +42,7 @@ from millpond.store.housekeeping import Housekeeping
 from millpond.store.identity import DirectoryRefused, load_or_create
 from millpond.store.reader import FrameReader
 from millpond.store.reads import Reads
-from millpond.store.recent import Recent
+from millpond.store.recent import Newest
 from millpond.store.restore import Restored, restore
 from millpond.store.retention import Retention
 from millpond.store.seal_source import EngineSealSource
@@ -160,7 +160,7 @@ class Engine:
         self.quarantined = restored.quarantined
         self.lost = restored.lost
         self.time = StoreTime(self._clock, restored.last_ts)
-        recent = Recent(RECENT_BYTES)
+        recent = Newest(RECENT_BYTES, RECENT_UNASKED_BYTES)
         self.tail = Tail(self.log, self.directory, self.fold, self.time, recent, self._rolled, self._dropped)
         self.writer = Writer(self.log, self._gather, self._flushing, self._confirmed, self.time.now_ms)
         self.reader = FrameReader(self.log, recent, self._quarantine, self.writer.awaiting)

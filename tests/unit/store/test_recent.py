@@ -3,7 +3,7 @@
 import pyarrow as pa
 
 from millpond.store.client import StoredFrame
-from millpond.store.recent import Recent
+from millpond.store.recent import Newest, Recent
 
 
 def _frame(position: int, size: int) -> StoredFrame:
@@ -35,3 +35,41 @@ def test_none_is_kept_without_room() -> None:
         recent = Recent(most)
         recent.add(_frame(0, 1_000))
         assert recent.get(0) is None and recent.bytes == 0
+
+
+def _fill(newest: Newest, begin: int, end: int) -> None:
+    for position in range(begin, end, 1_000):
+        newest.add(_frame(position, 1_000))
+
+
+def test_the_newest_are_let_go_while_nobody_asks() -> None:
+    """They stay until so much came that nobody asked for; as many bytes as it holds later there is none."""
+    newest = Newest(10_240, 40_480)
+    _fill(newest, 0, 20_000)
+    assert newest.bytes == 5 * 2_024
+    _fill(newest, 20_000, 22_000)
+    assert 0 < newest.bytes < 5 * 2_024
+    _fill(newest, 22_000, 30_000)
+    assert newest.bytes == 0
+
+
+def test_the_newest_are_kept_for_a_reader_at_the_tail() -> None:
+    """Asking for one that it would hold, whether it does or not, keeps those that come."""
+    newest = Newest(10_240, 20_000)
+    _fill(newest, 0, 50_000)
+    assert newest.bytes == 0
+    assert newest.get(45_000) is None
+    _fill(newest, 50_000, 52_000)
+    assert newest.get(50_000) is not None and newest.get(51_000) is not None
+    for position in range(52_000, 100_000, 4_000):
+        _fill(newest, position, position + 4_000)
+        assert newest.get(position + 3_000) is not None
+
+
+def test_a_reader_that_is_far_behind_keeps_nothing() -> None:
+    """What is older than all that it could hold is of no use to keep newer ones for."""
+    newest = Newest(10_240, 20_000)
+    for position in range(0, 50_000, 1_000):
+        _fill(newest, position, position + 1_000)
+        newest.get(position - 20_000)
+    assert newest.bytes == 0
