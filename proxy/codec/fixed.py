@@ -49,16 +49,17 @@ def consecutive(first: int, end: int) -> Iterator[tuple[bytes, Table]]:
 
 def beside(pieces: Sequence[bytes | Table], count: int) -> Table:
     """Constants and tables of `count` rows as one table."""
-    row = b"".join(piece if isinstance(piece, bytes) else bytes(piece.shape[1]) for piece in pieces)
-    table = np.empty((count, len(row)), np.uint8)
-    table[:] = np.frombuffer(row, np.uint8)
+    row = b"".join([piece if isinstance(piece, bytes) else bytes(piece.shape[1]) for piece in pieces])
+    table = np.frombuffer(bytearray(row * count), np.uint8).reshape(count, len(row))
     at = 0
     for piece in pieces:
         if isinstance(piece, bytes):
             at += len(piece)
         else:
-            table[:, at : at + piece.shape[1]] = piece
-            at += piece.shape[1]
+            width = piece.shape[1]
+            whole = f"V{width}"  # a row's bytes as one element: NumPy moves them several times as fast
+            table[:, at : at + width].view(whole)[:] = piece.view(whole)
+            at += width
     return table
 
 

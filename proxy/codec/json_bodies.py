@@ -66,8 +66,8 @@ def _laid_out(body: Body, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.in
     views[1:-1, 2] = 1
     views[1:-1, 3] = starts
     views[-1, 0] = len(after)  # zeros, which stand in the view itself
-    short = np.flatnonzero(lengths <= _IN_VIEW)  # as these do
-    if len(short):
+    if int(lengths.min()) <= _IN_VIEW:  # as these do
+        (short,) = (lengths <= _IN_VIEW).nonzero()
         places = np.minimum(starts[short, np.newaxis] + np.arange(_IN_VIEW), len(body) - 1)
         views[short + 1, 1:] = np.frombuffer(body, np.uint8)[places].view(np.int32)
     buffers = [None, *map(pa.py_buffer, (views, before, body))]
@@ -95,7 +95,7 @@ def _quotes(data: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
         end = min(begin + _AT_ONCE, whole)
         marked = np.equal(data[begin:end], _QUOTE, marks[: end - begin])
         np.not_equal(marked.view(np.uint64), 0, some[begin // _WORD : end // _WORD])
-    words = np.flatnonzero(some)[: _QUOTES_MOST + 1]
-    within = np.flatnonzero(data[:whole].view(np.uint64)[words].view(np.uint8) == _QUOTE)
+    words = some.nonzero()[0][: _QUOTES_MOST + 1]
+    (within,) = (data[:whole].view(np.uint64)[words].view(np.uint8) == _QUOTE).nonzero()
     places = (words[within >> _WORD_BITS] << _WORD_BITS) + (within & (_WORD - 1))
-    return np.concatenate([places, np.flatnonzero(data[whole:] == _QUOTE) + whole])
+    return np.concatenate([places, (data[whole:] == _QUOTE).nonzero()[0] + whole])

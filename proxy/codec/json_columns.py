@@ -8,7 +8,7 @@ escaped or is not UTF-8, are left to `answers` (None): it says the same about th
 
 from __future__ import annotations
 
-from itertools import groupby
+from itertools import groupby, islice
 from typing import Any, TypeAlias
 
 import msgspec
@@ -44,17 +44,17 @@ def joined(
     if body is None or key is None or tag is None:
         return None
     offsets = column("offset").to_numpy()
-    offset = _numbers(offsets)
+    offset = _ascending(offsets)
     pieces: list[Piece] = [
-        f'{{"message_id":"{id_prefix}'.encode(), offset, f'","topic":{_quoted(topic)},"queue":'.encode(),
-        _number(column("queue")), b',"offset":', offset, b',"store_ts":', _number(column("store_ts").view(pa.int64())),
+        f'{{"message_id":"{id_prefix}'.encode(), *offset, f'","topic":{_quoted(topic)},"queue":'.encode(),
+        _number(column("queue")), b',"offset":', *offset, b',"store_ts":', _number(column("store_ts").view(pa.int64())),
         b',"born_ts":', _number(column("born_ts").view(pa.int64())), b',"key":', *key, b',"tag":', *tag,
         b',"properties":{},"body":"', body, b'"',
     ]  # fmt: skip
     if attempts is not None:
         pieces += [b',"delivery_attempt":', _numbers(attempts)]
     if token:
-        pieces += [f',"lease_id":"{token}.'.encode(), _row_numbers(offsets - base), b'"']
+        pieces += [f',"lease_id":"{token}.'.encode(), *_row_numbers(offsets - base), b'"']
     pieces.append(b"},")
     return data_of(pc.binary_join_element_wise(*_fewer(pieces, batch.num_rows), ""))
 
@@ -121,12 +121,22 @@ def _numbers(numbers: npt.NDArray[Any]) -> Piece:
     return digits if digits is not None else pa.array(numbers).cast(pa.string())
 
 
-def _row_numbers(rows: npt.NDArray[np.int64]) -> Piece:
+def _ascending(numbers: npt.NDArray[np.int64]) -> list[Piece]:
+    """Where none is left out, they have their first digits in common, and the last ones are looked up at once."""
+    first, end = int(numbers[0]), int(numbers[-1]) + 1
+    if end - first == len(numbers):
+        runs = list(islice(fixed.consecutive(first, end), 2))
+        if len(runs) == 1:
+            return list(runs[0])
+    return [_numbers(numbers)]
+
+
+def _row_numbers(rows: npt.NDArray[np.int64]) -> list[Piece]:
     """Ascending ones: where none is left out, they are known as texts."""
     first, end = int(rows[0]), int(rows[-1]) + 1
     if end - first == len(rows) and end <= len(_ROW_NUMBERS):
-        return _ROW_NUMBERS.slice(first, len(rows))
-    return _numbers(rows)
+        return [_ROW_NUMBERS.slice(first, len(rows))]
+    return _ascending(rows)
 
 
 def _fewer(pieces: list[Piece], count: int) -> list[str | pa.StringArray]:
