@@ -22,6 +22,7 @@ from benchmarks.harness import Line, Setup
 from benchmarks.paused import watched
 from benchmarks.progress import Progress
 from benchmarks.stolen import Stolen
+from millpond.core.errors import DiskFull
 
 T = TypeVar("T")
 Measure = Callable[[Setup, Callable[[str], None]], Awaitable[list[Line]]]
@@ -32,7 +33,7 @@ LONG = {
     "read": "",
     "settle": "",
     "json_api": "",
-    "topics": "to 10,000",
+    "topics": "to 10,000, fills up to 60 GB",
     "backlog": "fills 1.5 GB",
     "cold": "fills 3 GB",
     "waiting": "5,000 long polls, a minute",
@@ -75,6 +76,9 @@ def main(
         lines, told = uvloop.run(_measure(chosen, wanted, works, setup))
     except (KeyboardInterrupt, asyncio.CancelledError):
         raise typer.Exit(130) from None
+    except DiskFull as error:
+        sys.stderr.write(f"{error}; measure on a disk with more room (--folder), or for fewer --seconds\n")
+        raise typer.Exit(1) from None
     typed = shlex.join(["python", "-m", "benchmarks", *("DIR" if folder == word else word for word in sys.argv[1:])])
     found = report.result(lines, setup, told, typed)
     report.table(found)
