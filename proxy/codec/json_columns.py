@@ -24,7 +24,7 @@ from millpond.proxy.codec import fixed
 Piece: TypeAlias = bytes | fixed.Table | pa.StringArray
 """A constant, texts of one width, or a column without nulls."""
 
-_ROW_NUMBERS = pa.array(range(RECEIVE_MESSAGES)).cast(pa.string())
+_SMALL = pa.array(range(RECEIVE_MESSAGES)).cast(pa.string())
 _IN_PLACE_BYTES = 128 * 1024  # a copy of fewer takes less than NumPy's call
 _FIRST_PLAIN = 0x20  # what is below is a control character
 
@@ -54,7 +54,7 @@ def joined(
     if attempts is not None:
         pieces += [b',"delivery_attempt":', _numbers(attempts)]
     if token:
-        pieces += [f',"lease_id":"{token}.'.encode(), *_row_numbers(offsets - base), b'"']
+        pieces += [f',"lease_id":"{token}.'.encode(), *_ascending(offsets - base), b'"']
     pieces.append(b"},")
     return data_of(pc.binary_join_element_wise(*_fewer(pieces, batch.num_rows), ""))
 
@@ -122,21 +122,16 @@ def _numbers(numbers: npt.NDArray[Any]) -> Piece:
 
 
 def _ascending(numbers: npt.NDArray[np.int64]) -> list[Piece]:
-    """Where none is left out, they have their first digits in common, and the last ones are looked up at once."""
+    """Where none is left out, they have their first digits in common and the last ones are looked up at once, or they
+    are known as texts."""
     first, end = int(numbers[0]), int(numbers[-1]) + 1
     if end - first == len(numbers):
         runs = list(islice(fixed.consecutive(first, end), 2))
         if len(runs) == 1:
             return list(runs[0])
+        if end <= len(_SMALL):
+            return [_SMALL.slice(first, len(numbers))]
     return [_numbers(numbers)]
-
-
-def _row_numbers(rows: npt.NDArray[np.int64]) -> list[Piece]:
-    """Ascending ones: where none is left out, they are known as texts."""
-    first, end = int(rows[0]), int(rows[-1]) + 1
-    if end - first == len(rows) and end <= len(_ROW_NUMBERS):
-        return [_ROW_NUMBERS.slice(first, len(rows))]
-    return _ascending(rows)
 
 
 def _fewer(pieces: list[Piece], count: int) -> list[str | pa.StringArray]:
