@@ -55,6 +55,13 @@ def test_plain_texts_are_said_the_same(messages: list[Any], leased: bool) -> Non
     assert by_columns(rows) == by_message(rows)[1:-1] + b","
 
 
+@pytest.mark.parametrize("count", [5, 60, 200])
+def test_numbers_that_gain_a_digit_are_said_the_same(count: int) -> None:
+    """Offsets from 71 and rows from 11 on: none gains one, the offsets do, both do."""
+    rows = rows_of([(b"a", None, None, None)] * count, leased=True)
+    assert by_columns(rows) == by_message(rows)[1:-1] + b","
+
+
 def test_rows_left_out_have_the_numbers_of_their_offsets() -> None:
     """Rows of a filtered grant: the number in a lease id is not the place in the answer."""
     rows = rows_of([(b"a", None, None, None)] * 30, leased=True)
