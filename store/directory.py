@@ -7,10 +7,12 @@ in a thread. A segment that was closed but whose `.idx` is not written yet (`clo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import compress, islice
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from millpond.core.threads import Threads
 from millpond.store.closed_index import Added, ClosedIndexes, Ints, Slice, Table
@@ -283,15 +285,21 @@ def _first_at(entries: Table, first: int, position: int) -> int | None:
     return first + int(hits[0]) if len(hits) else None
 
 
-def spots_of(entries: Table, offset: int) -> list[FrameSpot]:
-    """The frames behind entries of consecutive offsets from `offset` on."""
+def spots_of(
+    entries: Table, offset: int, most: int | None = None, wanted: npt.NDArray[np.bool_] | None = None
+) -> list[FrameSpot]:
+    """The frames behind entries of consecutive offsets from `offset` on, `most` at most; with `wanted` (bool[entries])
+    those that hold a wanted one."""
     if not len(entries):
         return []
     positions, lengths = entries["position"], entries["length"]
     heads = _heads(positions)
+    ranges: Iterable[tuple[int, int]] = zip(heads, [*heads[1:], len(entries)], strict=True)
+    if wanted is not None:
+        ranges = compress(ranges, np.logical_or.reduceat(wanted, heads))
     return [
         FrameSpot(int(positions[head]), int(lengths[head]), offset + head, offset + end)
-        for head, end in zip(heads, [*heads[1:], len(entries)], strict=True)
+        for head, end in islice(ranges, most)
     ]
 
 

@@ -28,6 +28,7 @@ from millpond.store.fold.queues import Queues, QueueState
 from millpond.store.reader import FrameReader
 
 _ENTRIES_AT_ONCE = 4_096  # looked at in one go: about as many as a page of 1 KiB messages has
+_FRAMES_AT_ONCE = 1_024  # given by one read: each is some microseconds of the loop, however small it is
 _BORN_SCAN_BYTES = 4 * 1024 * 1024
 
 
@@ -138,7 +139,11 @@ class Reads:
             for spot in self._wanted(entries, at, request.tag_hashes):
                 if chosen and chosen[-1].position == spot.position:  # cut by the step
                     chosen[-1] = chosen[-1]._replace(end=spot.end)
-                elif chosen and (total_bytes + spot.length > request.max_bytes or total >= request.max_messages):
+                elif chosen and (
+                    total_bytes + spot.length > request.max_bytes
+                    or total >= request.max_messages
+                    or len(chosen) == _FRAMES_AT_ONCE
+                ):
                     return chosen, spot.first
                 else:
                     chosen.append(spot)
@@ -151,12 +156,10 @@ class Reads:
 
     @staticmethod
     def _wanted(entries: Table, offset: int, tag_hashes: list[int] | None) -> list[FrameSpot]:
-        """The frames behind `entries`, from `offset` on, that hold a message with one of the tags, if any is named."""
-        spots = spots_of(entries, offset)
-        if not tag_hashes:
-            return spots
-        wanted = np.isin(entries["tag_hash"], np.array(tag_hashes, np.uint32))
-        return [spot for spot in spots if wanted[spot.first - offset : spot.end - offset].any()]
+        """The frames behind `entries`, from `offset` on, that hold a message with one of the tags, if any is named; no
+        more than a read gives, and the next one."""
+        wanted = np.isin(entries["tag_hash"], np.array(tag_hashes, np.uint32)) if tag_hashes else None
+        return spots_of(entries, offset, _FRAMES_AT_ONCE + 1, wanted)
 
     def missing(self, queue_id: int, offset: int) -> BelowLocal | Internal:
         """Why an offset between start and end has no entry: it is in the tier, or it is lost."""

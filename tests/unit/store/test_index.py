@@ -168,3 +168,8 @@ def test_large_frames_are_passed_over(counts: list[int]) -> None:
         for number, (count, end) in enumerate(zip(counts, ends, strict=True))
     ]
     assert spots_of(entries, 7) == expected
+    assert spots_of(entries, 7, 2) == expected[:2]
+    wanted = np.arange(sum(counts)) % 700 == 3
+    some = [spot for spot in expected if wanted[spot.first - 7 : spot.end - 7].any()]
+    assert spots_of(entries, 7, wanted=wanted) == some
+    assert spots_of(entries, 7, 1, wanted) == some[:1]

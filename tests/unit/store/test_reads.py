@@ -31,6 +31,32 @@ async def frames_of(store: LocalStore, request: ReadRequest) -> tuple[list[int],
     return [frame.first_offset for frame in result.frames], result.next_offset
 
 
+async def read_through(store: LocalStore, tag: str | None) -> list[int]:
+    """First offsets of the frames of reads that go on where the one before them ended."""
+    hashes = None if tag is None else [hash_bytes(tag.encode())]
+    found, at = [], 0
+    while at < sum(FRAMES):
+        frames, then = await frames_of(store, ReadRequest(1, at, 100, 1 << 20, 0, hashes))
+        assert then > at
+        found, at = found + frames, then
+    return found
+
+
+@pytest.mark.parametrize("tag", [None, "red", "blue"])
+@pytest.mark.parametrize("step", [2, 4_096])
+async def test_a_read_gives_so_many_frames_and_no_more(
+    store: LocalStore, tag: str | None, step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However small they are; the next read goes on at the first that was left."""
+    expected = await read_through(store, tag)
+    monkeypatch.setattr("millpond.store.reads._ENTRIES_AT_ONCE", step)
+    for most in (1, 2, 3):
+        monkeypatch.setattr("millpond.store.reads._FRAMES_AT_ONCE", most)
+        frames, _ = await frames_of(store, ReadRequest(1, 0, 100, 1 << 20, 0, None))
+        assert len(frames) == most
+        assert await read_through(store, tag) == expected
+
+
 @pytest.mark.parametrize("step", [1, 2, 3, 7])
 @pytest.mark.parametrize("max_bytes", [1, 2_000, 1 << 20])
 @pytest.mark.parametrize("tag", [None, "blue"])
