@@ -21,6 +21,7 @@ ARROW_METADATA_BYTES = 64 * KIB  # one Arrow message's own description; ours tak
 DEDUP_ID_BYTES = 256  # a UUID or a path; hashed, never stored
 ORIGIN_BYTES = 1 * KIB  # where a replayed message came from, as JSON
 PRODUCER_ID_BYTES = 256  # holds "replay.<name>.<queue>"
+OFFSET_MOST = 2**62  # that anybody may name
 SEQUENCE_MOST = 2**62  # of producer sessions: stays a signed 64-bit integer with room for sums
 RECEIVE_MESSAGES = 1_000  # as JSON or msgpack: each message costs microseconds there
 RECEIVE_ROWS = 32_768  # as Arrow: 3 MB of messages of 100 bytes; a third of what a group may hold of a queue

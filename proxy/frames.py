@@ -1,7 +1,9 @@
 """Frames as a reader wants them: a `StoredFrame` decoded into the columns of `TIER_SCHEMA`, and a bounded cache.
 
 A frame's payload is one Arrow record batch without its schema, which the column bitmap names. Opening an
-uncompressed one costs microseconds and copies nothing; a compressed one is inflated once and kept.
+uncompressed one costs microseconds and copies nothing; a compressed one is inflated once and kept. What stands around
+a batch costs fifty times as much as opening a frame of one message, so small frames become one batch (`runs`).
+
 Confirmed frames never change, so an entry is never wrong, only unwanted. A log position names one frame of a
 store group, but callers look for offsets: so entries stand by (group, queue id, first offset), and remember
 the position they came from (a frame that was copied forward has two: equal in all that is shown).
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -20,10 +23,30 @@ import pyarrow as pa
 
 from millpond.core.errors import Internal
 from millpond.core.frame import CODEC_NONE
+from millpond.core.limits import KIB, OFFSET_MOST, TURN_ROWS
 from millpond.core.schema import KNOWN_COLUMNS, PAYLOAD_COLUMNS, TIER_SCHEMA, TIMESTAMP, message_schema
 from millpond.store.client import StoredFrame
 
 FEW_ROWS = 64  # rows of a frame whose missing columns are kept: what many small frames have in common
+SMALL_BYTES = 64 * KIB  # a frame up to here is copied: that costs less than a batch of its own
+RUN_BYTES = 512 * KIB
+
+
+def runs(frames: Sequence[StoredFrame]) -> Iterator[Sequence[StoredFrame]]:
+    """All of `frames`, cut into those that make one batch (`FrameCache.open_run`): small ones of the same columns that
+    follow each other, of TURN_ROWS and RUN_BYTES together; each of the others."""
+    start = rows = size = 0
+    for at, frame in enumerate(frames):
+        before = frames[at - 1]
+        goes_on = frame.columns == before.columns and frame.first_offset == before.first_offset + before.count
+        small = frame.codec == CODEC_NONE and len(frame.payload) <= SMALL_BYTES
+        if at > start and not (small and size and goes_on and rows < TURN_ROWS and size < RUN_BYTES):
+            yield frames[start:at]
+            start, rows, size = at, 0, 0
+        rows += frame.count
+        size += len(frame.payload) if small else 0
+    if start < len(frames):
+        yield frames[start:]
 
 
 def decode(frame: StoredFrame, queue: int, offsets: range | None = None) -> pa.RecordBatch:
@@ -32,12 +55,12 @@ def decode(frame: StoredFrame, queue: int, offsets: range | None = None) -> pa.R
     Raises Internal(corrupt_range) when the frame does not open.
     """
     if offsets is None:
-        offsets = range(frame.first_offset, frame.first_offset + frame.count)
-    return tier_rows(opened(frame, offsets), queue, offsets, frame.store_ts)
+        offsets = within([frame])
+    return tier_rows(rows_at(opened(frame), frame, offsets), queue, offsets, frame.store_ts)
 
 
-def opened(frame: StoredFrame, offsets: range) -> pa.RecordBatch:
-    """Rows of `frame` as they stand in it, of `message_schema`.
+def opened(frame: StoredFrame) -> pa.RecordBatch:
+    """The rows of `frame` as they stand in it, of `message_schema`.
 
     Raises Internal(corrupt_range) when it does not open (its checksums held when it was read, so this is a frame of a
     newer version, or was damaged on the way).
@@ -50,16 +73,32 @@ def opened(frame: StoredFrame, offsets: range) -> pa.RecordBatch:
         raise _unreadable(frame, str(error)) from error
     if inner.num_rows != frame.count:
         raise _unreadable(frame, f"it has {inner.num_rows} rows, its header says {frame.count}")
-    return inner.slice(offsets.start - frame.first_offset, len(offsets))
+    return inner
 
 
-def tier_rows(inner: pa.RecordBatch, queue: int, offsets: range, store_ts: int) -> pa.RecordBatch:
-    """What a frame's rows are in TIER_SCHEMA."""
+def within(run: Sequence[StoredFrame], first: int = 0, end: int = OFFSET_MOST) -> range:
+    """Offsets of frames that follow each other, those in [first, end)."""
+    return range(max(first, run[0].first_offset), min(end, run[-1].first_offset + run[-1].count))
+
+
+def _merged(run: Sequence[StoredFrame], queue: int, offsets: range) -> pa.RecordBatch:
+    """`decode` of several frames."""
+    skipped, count = offsets.start - run[0].first_offset, len(offsets)
+    inner = pa.concat_batches(list(map(opened, run))).slice(skipped, count)
+    times = np.repeat(np.array([frame.store_ts for frame in run]), [frame.count for frame in run])
+    return tier_rows(inner, queue, offsets, times[skipped : skipped + count])
+
+
+def tier_rows(
+    inner: pa.RecordBatch, queue: int, offsets: range, store_ts: int | npt.NDArray[np.int64]
+) -> pa.RecordBatch:
+    """What a frame's rows, or those of several, are in TIER_SCHEMA; `store_ts`: of all of them, or i64[rows]."""
     count = len(offsets)
     columns = dict(zip(inner.schema.names, inner.columns, strict=True))
     columns["queue"] = _filled(pa.int32(), count, queue.to_bytes(4, "little", signed=True) * count)
     columns["offset"] = _filled(pa.int64(), count, np.arange(offsets.start, offsets.stop, dtype=np.int64))
-    columns["store_ts"] = _filled(TIMESTAMP, count, store_ts.to_bytes(8, "little", signed=True) * count)
+    times = store_ts.to_bytes(8, "little", signed=True) * count if isinstance(store_ts, int) else store_ts
+    columns["store_ts"] = _filled(TIMESTAMP, count, times)
     nulls = _nulls(count) if count <= FEW_ROWS else [null.slice(0, count) for null in _nulls(_rounded(count))]
     return pa.RecordBatch.from_arrays(
         [columns.get(name, null) for name, null in zip(TIER_SCHEMA.names, nulls, strict=True)], schema=TIER_SCHEMA
@@ -113,7 +152,7 @@ class FrameCache:
         found = self._entries.get((group, frame.queue_id, frame.first_offset))
         if found is not None and found.position == frame.position:
             self._entries.move_to_end((group, frame.queue_id, frame.first_offset))
-            return _at(found.batch, frame, offsets)
+            return rows_at(found.batch, frame, offsets)
         if frame.codec == CODEC_NONE and not keep:
             return decode(frame, queue, offsets)
         if frame.codec == CODEC_NONE:
@@ -121,7 +160,21 @@ class FrameCache:
             frame = _copied(frame)
         batch = decode(frame, queue)
         self._put((group, frame.queue_id, frame.first_offset), batch, frame.position)
-        return _at(batch, frame, offsets)
+        return rows_at(batch, frame, offsets)
+
+    def open_run(
+        self,
+        group: str,
+        run: Sequence[StoredFrame],
+        queue: int,
+        offsets: range | None = None,
+        *,
+        keep: bool = False,
+    ) -> pa.RecordBatch:
+        """`open` of one of `runs`. Of several frames, which are small, nothing is remembered."""
+        if len(run) == 1:
+            return self.open(group, run[0], queue, offsets, keep=keep)
+        return _merged(run, queue, within(run) if offsets is None else offsets)
 
     def find(self, group: str, queue_id: int, offset: int) -> pa.RecordBatch | None:
         """The remembered frame that holds `offset`."""
@@ -158,7 +211,8 @@ class FrameCache:
             del self._starts[key[:2]]
 
 
-def _at(batch: pa.RecordBatch, frame: StoredFrame, offsets: range | None) -> pa.RecordBatch:
+def rows_at(batch: pa.RecordBatch, frame: StoredFrame, offsets: range | None) -> pa.RecordBatch:
+    """Of all rows of `frame` those at `offsets`."""
     return batch if offsets is None else batch.slice(offsets.start - frame.first_offset, len(offsets))
 
 

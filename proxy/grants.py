@@ -24,6 +24,7 @@ from millpond.metadata.client import GroupInfo, QueueInfo, TopicInfo
 from millpond.proxy import message_id, row_ranges
 from millpond.proxy.codec import few
 from millpond.proxy.codec.answers import Rows
+from millpond.proxy.frames import runs, within
 from millpond.proxy.parts import Parts
 from millpond.proxy.queue_lists import queue_ref
 from millpond.proxy.receipts import Lease
@@ -358,7 +359,7 @@ class Receiver:
             found = few.few(grant.frames, queue.queue, first, end)
             if found is not None:
                 return [found]
-            return [frames.open(group, frame, queue.queue, few.within(frame, first, end)) for frame in grant.frames]
+            return [frames.open_run(group, run, queue.queue, within(run, first, end)) for run in runs(grant.frames)]
         except Internal:
             return None  # perhaps the tier has it
 

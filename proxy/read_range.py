@@ -24,7 +24,7 @@ from millpond.core.schema import TIER_SCHEMA
 from millpond.core.tier.reader import TierReader
 from millpond.core.tier.rows import row_bytes
 from millpond.metadata.client import MetadataClient, QueueInfo, TopicInfo
-from millpond.proxy.frames import FrameCache
+from millpond.proxy.frames import FrameCache, runs
 from millpond.proxy.manifest_views import ManifestViews, Piece
 from millpond.proxy.parts import Stores
 from millpond.proxy.tags import TagFilter
@@ -168,9 +168,9 @@ class RangeReader:
         group = queue.spans[-1].store_group
         chosen = _Chosen(offsets)
         broken: MillpondError | None = None
-        for frame in frames:
+        for together in runs(frames):
             try:
-                chosen.add(self.frames.open(group, frame, queue.queue))
+                chosen.add(self.frames.open_run(group, together, queue.queue))
             except Internal as error:
                 broken = error  # perhaps the tier has it: looked for below with all that is missing
         damage: MillpondError | None = None
@@ -234,8 +234,8 @@ class RangeReader:
                 _check_frames(queue, result, offset, dense=hashes is None)
                 group = queue.spans[-1].store_group
                 batches = []
-                for one in result.frames:
-                    batches.append(self.frames.open(group, one, queue.queue, keep=keep))
+                for together in runs(result.frames):
+                    batches.append(self.frames.open_run(group, together, queue.queue, keep=keep))
                     await turn_behind(batches[-1])
                 return _Step(batches, result.next_offset, result.ends)
             if step is not None:

@@ -27,7 +27,7 @@ from millpond.core.frame import CODEC_NONE, aligned
 from millpond.core.gathered import Buffer
 from millpond.core.limits import KIB
 from millpond.core.schema import PAYLOAD_COLUMNS, TIER_SCHEMA
-from millpond.proxy.frames import FEW_ROWS, opened, tier_rows
+from millpond.proxy.frames import FEW_ROWS, opened, rows_at, tier_rows, within
 from millpond.store.client import StoredFrame
 
 BYTES = 64 * KIB
@@ -65,11 +65,10 @@ class Few:
 
     def batch(self) -> pa.RecordBatch:
         """As TIER_SCHEMA."""
-        batches = [
-            tier_rows(pa.RecordBatch.from_arrays([bodies], ["body"]), self.queue, offsets, store_ts)
-            for bodies, offsets, store_ts in self.parts
-        ]
-        return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+        bodies = pa.concat_arrays([part.bodies for part in self.parts])
+        offsets = range(self.parts[0].offsets.start, self.parts[-1].offsets.stop)
+        times = np.repeat([part.store_ts for part in self.parts], [len(part.offsets) for part in self.parts])
+        return tier_rows(pa.RecordBatch.from_arrays([bodies], ["body"]), self.queue, offsets, times)
 
 
 def few(frames: Sequence[StoredFrame], queue: int, first: int, end: int) -> Few | None:
@@ -81,14 +80,9 @@ def few(frames: Sequence[StoredFrame], queue: int, first: int, end: int) -> Few 
         return None
     parts = []
     for frame in frames:
-        offsets = within(frame, first, end)
-        parts.append(Part(opened(frame, offsets).column(0), offsets, frame.store_ts))
+        offsets = within([frame], first, end)
+        parts.append(Part(rows_at(opened(frame), frame, offsets).column(0), offsets, frame.store_ts))
     return Few(parts, queue)
-
-
-def within(frame: StoredFrame, first: int, end: int) -> range:
-    """Its offsets that are in [first, end)."""
-    return range(max(first, frame.first_offset), min(end, frame.first_offset + frame.count))
 
 
 def stream(rows: Few, attempts: npt.NDArray[np.uint32], metadata: bytes) -> list[Buffer]:

@@ -10,6 +10,7 @@ from millpond.core.http.call import Input
 from millpond.core.http.routing import Route
 from millpond.core.http.whole import pieces
 from millpond.core.limits import (
+    OFFSET_MOST,
     QUEUES_PER_TOPIC,
     READ_MESSAGES,
     RECEIVE_BYTES,
@@ -26,7 +27,6 @@ from millpond.proxy.parts import ProxyCall
 from millpond.proxy.routes.receive import in_range
 from millpond.proxy.times import ClockName, ends_of, offsets_at
 
-OFFSET_MOST = 2**62
 DEFAULT_LIMIT = 100
 
 

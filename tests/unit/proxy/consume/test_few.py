@@ -13,7 +13,7 @@ from millpond.core.errors import Internal
 from millpond.core.schema import message_schema
 from millpond.proxy.codec import answers, few
 from millpond.proxy.codec.answers import Rows
-from millpond.proxy.frames import decode
+from millpond.proxy.frames import decode, within
 from millpond.store.client import ReceiveResult, StoredFrame
 
 BESIDE: dict[str, Any] = {"receipts": [{"receipt": "token", "queue": 3, "rows": "0-2"}]}
@@ -33,7 +33,7 @@ def rows_of(frames: list[StoredFrame], first: int, end: int) -> tuple[Rows, Rows
     assert found is not None
     assert found.num_rows == end - first
     attempts = np.arange(1, end - first + 1, dtype=np.uint32)
-    batch = pa.concat_batches([decode(frame, 3, few.within(frame, first, end)) for frame in frames])
+    batch = pa.concat_batches([decode(frame, 3, within([frame], first, end)) for frame in frames])
     return Rows(found, "a-11-", attempts, "token", first), Rows(batch, "a-11-", attempts, "token", first)
 
 

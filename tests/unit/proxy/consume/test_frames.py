@@ -9,9 +9,10 @@ import pyarrow as pa
 import pytest
 
 from millpond.core.errors import Internal
+from millpond.core.limits import TURN_ROWS
 from millpond.core.schema import TIER_SCHEMA
 from millpond.core.tier.rows import rows_of
-from millpond.proxy.frames import FrameCache, decode
+from millpond.proxy.frames import RUN_BYTES, SMALL_BYTES, FrameCache, decode, runs, within
 
 
 @pytest.mark.parametrize("codec", [None, "lz4", "zstd"])
@@ -96,3 +97,71 @@ def test_columns_that_a_frame_does_not_have_are_null(frame: Any, count: int) -> 
     written = pa.ipc.read_record_batch(batch.serialize(), batch.schema)
     assert written.equals(batch)
     assert written.nbytes <= batch.nbytes
+
+
+def layout(frame: Any, counts: list[int], body: bytes = b"x", **more: Any) -> list[Any]:
+    """Frames of so many messages that follow each other, each a moment after the one before."""
+    frames, first = [], 0
+    for number, count in enumerate(counts):
+        frames.append(frame(first, [body] * count, store_ts=1_000 + number, **more))
+        first += count
+    return frames
+
+
+def test_small_frames_become_one_batch(frame: Any) -> None:
+    """Offsets, store timestamps and values are those of each frame alone, also of a part of the run."""
+    frames = [
+        frame(5, [b"a", b"b"], tags=["red", None], keys=[b"k", None], store_ts=1_000),
+        frame(7, [b""], properties=[{"p": "q"}], store_ts=2_000),
+        frame(8, [b"c", b"d", b"e"], store_ts=3_000),
+    ]
+    assert list(runs(frames)) == [frames]
+    alone = pa.Table.from_batches([decode(one, 3) for one in frames])
+    cache = FrameCache(1 << 20)
+    for offsets in (None, range(5, 11), range(6, 10), range(7, 9)):
+        batch = cache.open_run("a", frames, 3, offsets)
+        batch.validate(full=True)
+        assert batch.schema.equals(TIER_SCHEMA, check_metadata=True)
+        skipped, count = (offsets.start - 5, len(offsets)) if offsets is not None else (0, 6)
+        assert pa.Table.from_batches([batch]).equals(alone.slice(skipped, count).combine_chunks())
+    assert len(cache) == 0
+
+
+def test_runs_end_where_frames_differ(frame: Any) -> None:
+    """A gap, other columns, a compressed or a large frame: each begins a run, and none of them is lost."""
+    small = layout(frame, [1] * 8)
+    gap = [*small[:2], *small[3:5]]
+    assert [len(run) for run in runs(gap)] == [2, 2]
+    fewer = [*small[:2], *(msgspec.structs.replace(one, columns=0) for one in small[2:5]), *small[5:]]
+    assert [len(run) for run in runs(fewer)] == [2, 3, 3]
+    for other in (frame(3, [b"x"], codec="lz4"), frame(3, [b"x" * SMALL_BYTES])):
+        mixed = [*small[:3], other, *small[4:]]
+        assert [len(run) for run in runs(mixed)] == [3, 1, 4]
+        assert [one for run in runs(mixed) for one in run] == mixed
+    assert list(runs([])) == []
+
+
+def test_runs_are_bounded(frame: Any) -> None:
+    """By rows, so that the loop gets its turns, and by the bytes that are copied."""
+    singles = layout(frame, [1] * (2 * TURN_ROWS + 5))
+    assert [len(run) for run in runs(singles)] == [TURN_ROWS, TURN_ROWS, 5]
+    wide = layout(frame, [1] * 40, b"x" * (SMALL_BYTES // 2))
+    sizes = [sum(len(one.payload) for one in run) for run in runs(wide)]
+    assert max(sizes) < RUN_BYTES + SMALL_BYTES
+    assert len(sizes) == 3
+
+
+def test_an_unreadable_frame_of_a_run_is_named(frame: Any) -> None:
+    """Not the ones beside it."""
+    frames = layout(frame, [2, 2, 2])
+    frames[1] = msgspec.structs.replace(frames[1], payload=frames[1].payload.slice(0, 40))
+    with pytest.raises(Internal) as caught:
+        FrameCache(1 << 20).open_run("a", frames, 0)
+    assert (caught.value.code, caught.value.extra["first"], caught.value.extra["end"]) == ("corrupt_range", 2, 4)
+
+
+def test_offsets_within(frame: Any) -> None:
+    """Of frames that follow each other, those asked for."""
+    frames = layout(frame, [3, 4])
+    assert within(frames) == range(7)
+    assert within(frames, 2, 5) == range(2, 5)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from millpond.core.errors import Internal, OffsetExpired, OffsetOutOfRange
-from millpond.core.limits import MIB
+from millpond.core.limits import MIB, TURN_ROWS
 from millpond.proxy.tags import parse
 
 QUEUE_ID = 11
@@ -53,6 +53,14 @@ async def test_bytes_bound_a_page_but_one_row_always_comes(world: Any, frame: An
     assert (sum(one.num_rows for one in few.batches), few.next_offset) == (3, 3)
     one = await world.reader.read(world.topic, queue, 0, 100, 10)
     assert (sum(part.num_rows for part in one.batches), one.next_offset) == (1, 1)
+
+
+async def test_messages_that_came_one_by_one_are_few_batches(world: Any, frame: Any) -> None:
+    """A batch of its own for each would cost more than all else that is done for a message."""
+    fill(world, frame, frames=600, rows=1)
+    result = await world.reader.read(world.topic, world.topic.queues[0], 0, 1_000, MIB)
+    assert bodies(result.batches) == list(range(600))
+    assert [batch.num_rows for batch in result.batches] == [TURN_ROWS, TURN_ROWS, 600 - 2 * TURN_ROWS]
 
 
 async def test_a_page_ends_with_a_frame_rather_than_in_the_next(world: Any, frame: Any) -> None:
