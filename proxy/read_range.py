@@ -10,7 +10,6 @@ has it.
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -19,10 +18,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from millpond.core.errors import BelowLocal, Internal, MillpondError
-from millpond.core.limits import READ_MESSAGES, READ_STEPS, RECEIVE_BYTES, SCAN_BYTES, TURN_ROWS
+from millpond.core.limits import READ_MESSAGES, READ_STEPS, RECEIVE_BYTES, SCAN_BYTES
 from millpond.core.schema import TIER_SCHEMA
 from millpond.core.tier.reader import TierReader
 from millpond.core.tier.rows import row_bytes
+from millpond.core.turns import Pause, turn, turn_behind
 from millpond.metadata.client import MetadataClient, QueueInfo, TopicInfo
 from millpond.proxy.frames import FrameCache, runs
 from millpond.proxy.manifest_views import ManifestViews, Piece
@@ -114,8 +114,10 @@ class RangeReader:
         max_bytes: int,
         wait_ms: int = 0,
         tag: TagFilter | None = None,
+        pause: Pause = turn,
     ) -> RangeRead:
-        """Messages from `offset` on: at least one when there is one, at most `max_messages` and about `max_bytes`.
+        """Messages from `offset` on: at least one when there is one, at most `max_messages` and about `max_bytes`. A
+        `pause` behind each large batch.
 
         At the confirmed end it waits up to `wait_ms` for more. With a `tag` an empty answer may have made
         progress (`next_offset`): a scan ends after SCAN_BYTES. Raises OffsetExpired, OffsetOutOfRange,
@@ -138,7 +140,7 @@ class RangeReader:
                 taken.add(batch)
                 if taken.full:
                     break
-                await turn_behind(batch)
+                await turn_behind(batch.num_rows, pause)
             else:
                 taken.at = max(taken.at, step.next_offset)
             # More than half full is full: what another step adds would end within a frame, which is read again for
@@ -236,7 +238,7 @@ class RangeReader:
                 batches = []
                 for together in runs(result.frames):
                     batches.append(self.frames.open_run(group, together, queue.queue, keep=keep))
-                    await turn_behind(batches[-1])
+                    await turn_behind(batches[-1].num_rows)
                 return _Step(batches, result.next_offset, result.ends)
             if step is not None:
                 return step
@@ -279,12 +281,6 @@ class RangeReader:
                 queue=queue.queue, first=offset, end=piece.end, path=piece.obj.path,
             )  # fmt: skip
         return [one_batch(batch) for batch in rows.to_batches()]  # one a row group: putting them together copies all
-
-
-async def turn_behind(batch: pa.RecordBatch) -> None:
-    """Let others have the loop after a large batch; who reads a few messages does not wait."""
-    if batch.num_rows >= TURN_ROWS:
-        await asyncio.sleep(0)
 
 
 class _Chosen:

@@ -2,15 +2,17 @@
 
 Four MiB in one write hold the loop for a millisecond, and whoever reads as fast as it can gives it the next four at
 once: what others do in between takes five turns of the loop each, and their threads find neither the interpreter nor a
-core free. So a large answer goes in slices, one listener's one after another, each with a turn of the loop behind it;
-and while there are other requests, with a pause. That is a limit for all large answers together (about SLICE_BYTES in
-each PAUSE_SECONDS), and none when nobody else is there.
+core free. So a large answer goes in slices, each with a turn of the loop behind it; and while there are other requests,
+with a pause, one listener's pauses one after another. The same behind each batch that is put into the answer: twelve
+pieces of 0.1 ms that follow each other are a millisecond more for whoever comes meanwhile, which one page in a hundred
+would be enough for to show in others' p99. That is a limit for all large answers together (a piece in each
+PAUSE_SECONDS), and none when nobody else is there.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from millpond.core.gathered import Buffer
 from millpond.core.limits import KIB
@@ -32,10 +34,9 @@ class Bulk:
         """A request that is not for something large."""
         self._other_at = self._now()
 
-    async def write(self, write: Callable[[], None]) -> None:
-        """Write one of the slices of an answer, not the last, in turn with other answers."""
+    async def pause(self) -> None:
+        """Behind a piece of the work on an answer, in turn with other answers."""
         async with self._turn:
-            write()
             others = self._now() - self._other_at < OTHERS_SECONDS
             await asyncio.sleep(PAUSE_SECONDS if others else 0)
 

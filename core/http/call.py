@@ -21,6 +21,7 @@ from aiohttp import web
 from millpond.core import limits
 from millpond.core.errors import BadRequest, FieldError, NotAcceptable, RequestTimeout, TooLarge, UnsupportedMedia
 from millpond.core.http.straight import StraightBody
+from millpond.core.turns import Pause
 
 JSON = "application/json"
 PartsT = TypeVar("PartsT")
@@ -63,9 +64,10 @@ class BodyPace(NamedTuple):
 
 class Call(Generic[PartsT]):
     """One request. `params`: decoded path parameters; `parts`: what the server was built with; `principal`: who asks
-    (calls of routes without scope and without credential have the anonymous principal of the gate)."""
+    (calls of routes without scope and without credential have the anonymous principal of the gate). `pause`: to be
+    made between pieces of much work; of a bulk route it is longer while there are other requests."""
 
-    __slots__ = ("_body", "_name", "_pace", "params", "parts", "principal", "request")
+    __slots__ = ("_body", "_name", "_pace", "params", "parts", "pause", "principal", "request")
 
     def __init__(
         self,
@@ -75,6 +77,7 @@ class Call(Generic[PartsT]):
         principal: Principal,
         name: Callable[[], str],
         pace: BodyPace,
+        pause: Pause,
     ) -> None:
         self.request = request
         self.params = params
@@ -82,6 +85,7 @@ class Call(Generic[PartsT]):
         self.principal = principal
         self._name: str | Callable[[], str] = name
         self._pace = pace
+        self.pause = pause
         self._body: Body | None = None
 
     @property

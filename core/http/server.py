@@ -37,6 +37,7 @@ from millpond.core.http.prompt import Encoded, Headed, Prompt, PromptCall
 from millpond.core.http.routing import Found, Route, Router, Scope
 from millpond.core.http.whole import head, make_way
 from millpond.core.tasks import OnDeath, Tasks
+from millpond.core.turns import turn
 
 BACKLOG = 4_096  # connections the kernel holds until they are accepted
 DRAIN_SECONDS = 10.0  # requests under way may take so long to end when the listener stops
@@ -130,7 +131,8 @@ class HttpServer:
             route, params = self._router.find(request.method, request.raw_path)
             scope = route.scope
             principal = self._gate.known(request, scope) or await self._gate.admit(request, scope)
-            call = Call(request, params, self._parts, principal, self._names.__next__, self._bounds.pace)
+            pause = self._bulk.pause if route.bulk else turn
+            call = Call(request, params, self._parts, principal, self._names.__next__, self._bounds.pace, pause)
             if not route.bulk:
                 self._bulk.other()
             response = await (self._wait(route, call) if route.waits else route.handler(call))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 
 from aiohttp import HttpVersion11, web
 from aiohttp.helpers import rfc822_formatted_time
@@ -90,8 +90,9 @@ class _Pieces(_Whole):
         part = next(slices)
         for following in slices:
             assert self._bulk is not None
-            await self._bulk.write(partial(self._write, part))
+            self._write(part)
             part = following
+            await self._bulk.pause()
             await self._drain()
         self._write(part)
         del part

@@ -13,7 +13,6 @@ slices.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,10 +28,11 @@ from msgspec import UNSET, UnsetType
 
 from millpond.core.arrow import END_OF_STREAM
 from millpond.core.gathered import GATHERED_BYTES, Buffer, Gathered
-from millpond.core.limits import ANSWER_COLUMN_BYTES, ANSWER_SLICE_BYTES, TURN_ROWS
+from millpond.core.limits import ANSWER_COLUMN_BYTES, ANSWER_SLICE_BYTES
 from millpond.core.ranges import split
 from millpond.core.schema import TIER_SCHEMA
 from millpond.core.tier.rows import row_bytes
+from millpond.core.turns import Pause, turn, turn_behind
 from millpond.proxy.codec import few, json_columns
 from millpond.proxy.codec.few import METADATA_KEY, RECEIVE_SCHEMA, Few
 
@@ -95,18 +95,21 @@ class Rows:
         return Rows(self.batch.slice(first, count), self.id_prefix, attempts, self.token, self.base)
 
 
-async def encode(media_type: str, topic: str, rows: Sequence[Rows], beside: Mapping[str, Any]) -> list[Buffer]:
-    """The whole answer, in pieces that follow each other: `rows` as messages, and the fields of `beside`."""
+async def encode(
+    media_type: str, topic: str, rows: Sequence[Rows], beside: Mapping[str, Any], pause: Pause = turn
+) -> list[Buffer]:
+    """The whole answer, in pieces that follow each other: `rows` as messages, and the fields of `beside`. A `pause`
+    between steps of much work."""
     if media_type == ARROW and len(rows) == 1 and isinstance(rows[0].batch, Few):
         [one] = rows
         assert one.attempts is not None
         return few.stream(one.batch, one.attempts, _json.encode({"topic": topic, **beside}))
     rows = [replace(one, batch=one.batch.batch()) if isinstance(one.batch, Few) else one for one in rows]
     if media_type == ARROW:
-        return await arrow_stream(rows, {"topic": topic, **beside})
+        return await arrow_stream(rows, {"topic": topic, **beside}, pause)
     if media_type == MSGPACK:
-        return [await _msgpack_map(topic, rows, beside)]
-    return await _json_object(topic, rows, beside)
+        return [await _msgpack_map(topic, rows, beside, pause)]
+    return await _json_object(topic, rows, beside, pause)
 
 
 @lru_cache(NOTHINGS)
@@ -124,8 +127,8 @@ def nothing(media_type: str, topic: str) -> list[Buffer]:
 # -- Arrow ----------------------------------------------------------------------------------------------------
 
 
-async def arrow_stream(rows: Sequence[Rows], beside: Mapping[str, Any]) -> list[Buffer]:
-    """One Arrow stream. The loop gets a turn behind each large batch."""
+async def arrow_stream(rows: Sequence[Rows], beside: Mapping[str, Any], pause: Pause = turn) -> list[Buffer]:
+    """One Arrow stream, with a `pause` behind each large batch."""
     schema, batches = _arrow_parts(rows, beside)
     if len(batches) <= _FEW and sum(batch.get_total_buffer_size() for batch in batches) < GATHERED_BYTES:
         return [schema.serialize(), *(batch.serialize() for batch in batches), END_OF_STREAM]  # cheaper than a writer
@@ -133,8 +136,7 @@ async def arrow_stream(rows: Sequence[Rows], beside: Mapping[str, Any]) -> list[
     with pa.ipc.new_stream(pa.PythonFile(sink, mode="w"), schema) as writer:
         for batch in batches:
             writer.write_batch(batch)
-            if batch.num_rows >= TURN_ROWS:
-                await asyncio.sleep(0)
+            await turn_behind(batch.num_rows, pause)
     return sink.whole()
 
 
@@ -156,19 +158,19 @@ def _leased(rows: Rows) -> pa.RecordBatch:
 # -- JSON and msgpack -----------------------------------------------------------------------------------------
 
 
-async def _json_object(topic: str, rows: Sequence[Rows], beside: Mapping[str, Any]) -> list[Buffer]:
+async def _json_object(topic: str, rows: Sequence[Rows], beside: Mapping[str, Any], pause: Pause) -> list[Buffer]:
     """Slices as they are encoded, each message with a comma behind it but for the last."""
     pieces: list[Buffer] = [b'{"messages":[']
     for part in _cut(rows, ANSWER_COLUMN_BYTES):
         if len(pieces) > 1:
-            await asyncio.sleep(0)
+            await pause()
         joined = None
         if part.batch.num_rows > FEW_ROWS:
             joined = json_columns.joined(topic, part.batch, part.id_prefix, part.attempts, part.token, part.base)
         if joined is not None:
             pieces.append(joined)
             continue
-        async for some in _slices(topic, [part], "json"):
+        async for some in _slices(topic, [part], "json", pause):
             array = _json.encode(some)
             pieces += [memoryview(array)[1:-1], b","]
     if len(pieces) > 1:
@@ -178,13 +180,13 @@ async def _json_object(topic: str, rows: Sequence[Rows], beside: Mapping[str, An
     return pieces
 
 
-async def _msgpack_map(topic: str, rows: Sequence[Rows], beside: Mapping[str, Any]) -> bytearray:
+async def _msgpack_map(topic: str, rows: Sequence[Rows], beside: Mapping[str, Any], pause: Pause) -> bytearray:
     """As with JSON: the head of each slice's array stands over bytes that are then restored."""
     count = sum(one.batch.num_rows for one in rows)
     assert len(beside) < 15, "a map of up to 15 entries has a head of one byte"
     buffer = bytearray((0x81 + len(beside),))
     buffer += _msgpack.encode("messages") + b"\xdd" + count.to_bytes(4, "big")
-    async for some in _slices(topic, rows, "msgpack"):
+    async for some in _slices(topic, rows, "msgpack", pause):
         _append(some, buffer, _array_head(len(some)))
     _append(beside, buffer, 1)
     return buffer
@@ -203,13 +205,13 @@ def _array_head(count: int) -> int:
     return 1 if count < 16 else 3 if count < 1 << 16 else 5
 
 
-async def _slices(topic: str, rows: Sequence[Rows], form: Form) -> AsyncIterator[list[MessageOut]]:
-    """Lists of MessageOut of about ANSWER_SLICE_BYTES each, with a turn of the loop between."""
-    turn = False
+async def _slices(topic: str, rows: Sequence[Rows], form: Form, pause: Pause) -> AsyncIterator[list[MessageOut]]:
+    """Lists of MessageOut of about ANSWER_SLICE_BYTES each, with a `pause` between."""
+    begun = False
     for part in _cut(rows, ANSWER_SLICE_BYTES):
-        if turn:
-            await asyncio.sleep(0)
-        turn = True
+        if begun:
+            await pause()
+        begun = True
         yield messages(topic, part, form)
 
 

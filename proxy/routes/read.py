@@ -72,7 +72,7 @@ async def read(call: ProxyCall) -> web.StreamResponse:
     topic = await call.parts.catalog.topic(call.principal.tenant, check_name("topic", call.params["topic"]))
     queue = queue_of(topic, call.params["queue"])
     offset = await _offset(call, query, topic, queue)
-    found = await call.parts.reader.read(topic, queue, offset, limit, query.max_bytes, query.wait_ms, tag)
+    found = await call.parts.reader.read(topic, queue, offset, limit, query.max_bytes, query.wait_ms, tag, call.pause)
     beside = {
         "start_offset": found.ends.start_offset,
         "next_offset": found.next_offset,
@@ -80,7 +80,8 @@ async def read(call: ProxyCall) -> web.StreamResponse:
     }
     rows = [Rows(batch, message_id.prefix(queue, offset)) for batch in found.batches if batch.num_rows]
     call.parts.counters.add("read_messages_total", sum(one.batch.num_rows for one in rows))
-    return pieces(call.request, await answers.encode(media_type, topic.name, rows, beside), media_type)
+    body = await answers.encode(media_type, topic.name, rows, beside, call.pause)
+    return pieces(call.request, body, media_type)
 
 
 def _check(query: ReadQuery) -> int:

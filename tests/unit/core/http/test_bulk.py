@@ -99,8 +99,29 @@ async def test_beside_other_requests_it_pauses(serve: Serve, connect: Connect, p
     assert pauses == [PAUSE_SECONDS] * (len(LARGE) // SLICE_BYTES)
 
 
+@pytest.mark.parametrize(("path", "beside", "expected"), [
+    ("/steps", True, [PAUSE_SECONDS] * 3), ("/steps", False, [0] * 3), ("/quick", True, [])
+])  # fmt: skip
+async def test_work_on_a_large_answer_pauses_too(
+    serve: Serve, connect: Connect, pauses: list[float], path: str, beside: bool, expected: list[float]
+) -> None:
+    """As its slices do. What another route does has a turn of the loop between its steps, and no pause."""
+
+    async def steps(call: Call[Any]) -> web.StreamResponse:
+        for _ in range(3):
+            await call.pause()
+        return whole(call.request, b"{}")
+
+    routes = [Route(method="GET", path="/steps", handler=steps, bulk=True)]
+    raw = await connect(await serve([*ROUTES, *routes, Route(method="GET", path="/quick", handler=steps)]))
+    for one in ["/small"] * beside + [path]:
+        await raw.send(request(one))
+        await raw.answer()
+    assert pauses == expected
+
+
 async def test_large_answers_take_turns() -> None:
-    """However many there are, one slice is written in a turn of the loop."""
+    """However many there are, one goes on in a turn of the loop."""
     bulk, turns = Bulk(), 0
     written: list[tuple[int, str]] = []
 
@@ -112,7 +133,8 @@ async def test_large_answers_take_turns() -> None:
 
     async def answer(name: str) -> None:
         for _ in range(3):
-            await bulk.write(lambda: written.append((turns, name)))
+            await bulk.pause()
+            written.append((turns, name))
 
     counting = asyncio.create_task(count())
     await asyncio.gather(answer("a"), answer("b"))

@@ -142,6 +142,21 @@ async def test_large_answers_give_the_loop_its_turns(frame: Any, media: str, fir
     assert found["end_offset"] == 2000
 
 
+@pytest.mark.parametrize("media", [answers.ARROW, answers.JSON, answers.MSGPACK])
+async def test_large_answers_pause_as_they_are_told_to(frame: Any, media: str) -> None:
+    """Between the steps of all forms."""
+    rows = [Rows(decode(frame(at * 1000, [b"x" * 1500] * 1000), 0), "a-") for at in range(3)]
+    paused = 0
+
+    async def pause() -> None:
+        nonlocal paused
+        paused += 1
+
+    body = b"".join(await answers.encode(media, "t", rows, {}, pause))
+    assert body == await encoded(media, "t", rows, {})
+    assert paused >= 2
+
+
 async def test_only_the_slice_with_binary_bodies_pays(frame: Any) -> None:
     """A slice of a sliced batch shows its own rows: offsets, maps and bodies stay together."""
     bodies = [b"%d" % n for n in range(100)]

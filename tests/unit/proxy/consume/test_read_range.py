@@ -63,6 +63,23 @@ async def test_messages_that_came_one_by_one_are_few_batches(world: Any, frame: 
     assert [batch.num_rows for batch in result.batches] == [TURN_ROWS, TURN_ROWS, 600 - 2 * TURN_ROWS]
 
 
+async def test_a_pause_behind_each_large_batch(world: Any, frame: Any) -> None:
+    """Not behind small ones: who reads a few messages does not wait."""
+    paused = 0
+
+    async def pause() -> None:
+        nonlocal paused
+        paused += 1
+
+    for at, rows in enumerate((TURN_ROWS, 10, TURN_ROWS)):
+        first = at * TURN_ROWS - (at == 2) * (TURN_ROWS - 10)
+        world.store.add(frame(first, [b"%d" % offset for offset in range(first, first + rows)]))
+    queue = world.topic.queues[0]
+    result = await world.reader.read(world.topic, queue, 0, 1_000, MIB, pause=pause)
+    assert bodies(result.batches) == list(range(2 * TURN_ROWS + 10))
+    assert paused == 2
+
+
 async def test_a_page_ends_with_a_frame_rather_than_in_the_next(world: Any, frame: Any) -> None:
     """More than half of `max_bytes` is enough: who reads on from page to page has each frame read once."""
     for number in range(4):

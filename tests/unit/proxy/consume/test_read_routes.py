@@ -9,6 +9,8 @@ import msgspec
 import pyarrow as pa
 import pytest
 
+from millpond.core.http.bulk import Bulk
+from millpond.core.limits import TURN_ROWS
 from millpond.proxy.codec import answers
 
 
@@ -82,6 +84,22 @@ async def test_forms(world: Any, frame: Any) -> None:
     assert msgspec.msgpack.decode(body)["messages"][0]["body"] == b"99"
     status, _ = await world.call("GET", "/queues/0/messages?tail=1", headers={"Accept": "text/html"})
     assert status == 406
+
+
+async def test_it_makes_way_while_it_is_put_together(world: Any, frame: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pause behind each large batch that is taken, and again behind each that is encoded."""
+    pauses = 0
+
+    async def pause(_: Bulk) -> None:
+        nonlocal pauses
+        pauses += 1
+
+    monkeypatch.setattr(Bulk, "pause", pause)
+    for at in range(2):
+        world.store.add(frame(TURN_ROWS * at, [b"x" * 100] * TURN_ROWS))
+    _, body = await world.call("GET", "/queues/0/messages?offset=0&limit=1000", headers={"Accept": answers.ARROW})
+    assert pa.ipc.open_stream(body).read_all().num_rows == 2 * TURN_ROWS
+    assert pauses == 4
 
 
 async def test_an_empty_queue(world: Any) -> None:
