@@ -3,10 +3,10 @@
 Four MiB in one write hold the loop for a millisecond, and whoever reads as fast as it can gives it the next four at
 once: what others do in between takes five turns of the loop each, and their threads find neither the interpreter nor a
 core free. So a large answer goes in slices, each with a turn of the loop behind it; and while there are other requests,
-with a pause, one listener's pauses one after another. The same behind each batch that is put into the answer: twelve
-pieces of 0.1 ms that follow each other are a millisecond more for whoever comes meanwhile, which one page in a hundred
-would be enough for to show in others' p99. That is a limit for all large answers together (a piece in each
-PAUSE_SECONDS), and none when nobody else is there.
+with a pause, one listener's pauses one after another. The same behind each batch on its way into the answer: twelve
+steps of 0.1 ms in a row, turns of the loop between them or not, are a millisecond more for whoever comes meanwhile, and
+some pages a second are the hundredth of the time that a p99 is made of. So all large answers together get a step in
+each PAUSE_SECONDS; and are held up by nothing when nobody else is there.
 """
 
 from __future__ import annotations
