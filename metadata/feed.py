@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, select
 
-from millpond.metadata.catalog import load_topics
+from millpond.metadata.catalog import TOPICS_SINCE, load_topics
 from millpond.metadata.client import Changes
-from millpond.metadata.groups import load_groups
+from millpond.metadata.groups import GROUPS_SINCE, load_groups
 from millpond.metadata.head import current
-from millpond.metadata.tables import GROUPS, TOMBSTONES, TOPICS
+from millpond.metadata.tables import TOMBSTONES
 
 
 def version(connection: Connection) -> int:
@@ -30,6 +30,6 @@ def changes(connection: Connection, since: int) -> Changes:
         dead = select(TOMBSTONES.c.kind, TOMBSTONES.c.id).where(TOMBSTONES.c.version > after)
         for kind, number in connection.execute(dead.order_by(TOMBSTONES.c.version, TOMBSTONES.c.id)):
             deleted[kind].append(number)
-    topics = load_topics(connection, TOPICS.c.version > after)
-    groups = load_groups(connection, GROUPS.c.version > after)
+    topics = load_topics(connection, TOPICS_SINCE, since=after)
+    groups = load_groups(connection, GROUPS_SINCE, since=after)
     return Changes(now, full, topics, groups, deleted["topic"], deleted["group"])

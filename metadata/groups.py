@@ -6,21 +6,25 @@ version of its topic too, so that a cache keyed by topic notices.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, select
+from sqlalchemy import Connection, Select, bindparam, select
 
 from millpond.core import limits
 from millpond.core.errors import BadRequest, Conflict, FieldError, NotFound
 from millpond.core.names import check_name
-from millpond.metadata.catalog import topic_by_id, touch
+from millpond.metadata.catalog import require_topic, touch
 from millpond.metadata.client import GroupInfo
 from millpond.metadata.head import bury, lock, raise_version
 from millpond.metadata.tables import GROUPS, in_lists
 
 Start = Literal["earliest", "latest"]
-_COLUMNS = [GROUPS.c[name] for name in GroupInfo.__struct_fields__]
+_GROUPS = select(*[GROUPS.c[name] for name in GroupInfo.__struct_fields__]).order_by(GROUPS.c.group_id)
+_OF_TOPIC = _GROUPS.where(GROUPS.c.topic_id == bindparam("topic_id"))
+_NAMED = _OF_TOPIC.where(GROUPS.c.name == bindparam("name"))
+_MAKE = GROUPS.insert()
+GROUPS_SINCE = _GROUPS.where(GROUPS.c.version > bindparam("since"))
 
 
 class _Patch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -46,8 +50,8 @@ def put_group(
     _check_filter(filter_tag)
     _check_in_flight(max_in_flight)
     lock(connection)
-    topic_by_id(connection, topic_id)
-    there = load_groups(connection, (GROUPS.c.topic_id == topic_id) & (GROUPS.c.name == name))
+    require_topic(connection, topic_id)
+    there = load_groups(connection, _NAMED, topic_id=topic_id, name=name)
     if there:
         if there[0].filter_tag != filter_tag:
             raise Conflict("filter_differs", f"group {name} exists with filter {there[0].filter_tag!r}")
@@ -63,7 +67,7 @@ def put_group(
         "created_ms": now_ms,
         "version": version,
     }
-    connection.execute(GROUPS.insert().values(row))
+    connection.execute(_MAKE, row)
     touch(connection, topic_id, version)
     return group(connection, topic_id, name), True
 
@@ -107,7 +111,7 @@ def delete_group(connection: Connection, topic_id: int, name: str) -> GroupInfo:
 
 def group(connection: Connection, topic_id: int, name: str) -> GroupInfo:
     check_name("group", name)
-    found = load_groups(connection, (GROUPS.c.topic_id == topic_id) & (GROUPS.c.name == name))
+    found = load_groups(connection, _NAMED, topic_id=topic_id, name=name)
     if not found:
         raise NotFound("group_not_found", f"no group {name}")
     return found[0]
@@ -115,8 +119,8 @@ def group(connection: Connection, topic_id: int, name: str) -> GroupInfo:
 
 def groups(connection: Connection, topic_id: int) -> list[GroupInfo]:
     """All of a topic, by name."""
-    topic_by_id(connection, topic_id)
-    return sorted(load_groups(connection, GROUPS.c.topic_id == topic_id), key=lambda info: info.name)
+    require_topic(connection, topic_id)
+    return sorted(load_groups(connection, _OF_TOPIC, topic_id=topic_id), key=lambda info: info.name)
 
 
 def living_groups(connection: Connection, group_ids: list[int]) -> list[int]:
@@ -127,10 +131,9 @@ def living_groups(connection: Connection, group_ids: list[int]) -> list[int]:
     return found
 
 
-def load_groups(connection: Connection, condition: ColumnElement[bool]) -> list[GroupInfo]:
-    """Groups for which `condition` holds, by id."""
-    rows = connection.execute(select(*_COLUMNS).where(condition).order_by(GROUPS.c.group_id))
-    return [GroupInfo(*row) for row in rows]
+def load_groups(connection: Connection, wanted: Select[Any], **values: object) -> list[GroupInfo]:
+    """Those of the statement `wanted`, by id. `values`: what its condition names."""
+    return [GroupInfo(*row) for row in connection.execute(wanted, values)]
 
 
 def _decode(changes: dict[str, object]) -> _Patch:

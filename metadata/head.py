@@ -16,23 +16,26 @@ from sqlalchemy import Connection, func, select
 from millpond.core import limits
 from millpond.metadata.tables import HEAD, TOMBSTONES
 
+_CURRENT = select(HEAD.c.version, HEAD.c.floor)
+_LOCK = select(HEAD.c.version).with_for_update()
+_RAISE = HEAD.update().values(version=HEAD.c.version + 1).returning(HEAD.c.version)
+
 
 def lock(connection: Connection) -> int:
     """Take the place of this transaction among the catalog writes; the version before it. On SQLite the whole
     file is locked already (BEGIN IMMEDIATE)."""
-    return int(connection.execute(select(HEAD.c.version).with_for_update()).scalar_one())
+    return int(connection.execute(_LOCK).scalar_one())
 
 
 def current(connection: Connection) -> tuple[int, int]:
     """(version, floor) of this snapshot."""
-    version, floor = connection.execute(select(HEAD.c.version, HEAD.c.floor)).one()
+    version, floor = connection.execute(_CURRENT).one()
     return int(version), int(floor)
 
 
 def raise_version(connection: Connection) -> int:
     """The version of the change being made. Only after `lock`."""
-    raised = HEAD.update().values(version=HEAD.c.version + 1).returning(HEAD.c.version)
-    return int(connection.execute(raised).scalar_one())
+    return int(connection.execute(_RAISE).scalar_one())
 
 
 def bury(connection: Connection, version: int, kind: Literal["topic", "group"], ids: list[int]) -> None:

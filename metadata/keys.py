@@ -16,7 +16,7 @@ import hashlib
 import hmac
 
 import msgspec
-from sqlalchemy import Connection, Row, select
+from sqlalchemy import Connection, Row, bindparam, select
 
 from millpond.core import limits
 from millpond.core.clock import Random
@@ -31,6 +31,8 @@ _KEY_ID_BYTES = 8
 _SECRET_BYTES = 32
 _LEASE_SECRET_BYTES = 32
 _NO_HASH = bytes(hashlib.sha256().digest_size)  # of an unknown key: no secret has it
+_ANY = select(API_KEYS.c.key_id).limit(1)
+_KEY = select(API_KEYS, TENANTS.c.name.label("tenant")).join(TENANTS).where(API_KEYS.c.key_id == bindparam("key_id"))
 
 
 def create_key(
@@ -82,8 +84,7 @@ def revoke_key(connection: Connection, tenant: str, key_id: str, now_ms: int) ->
 
 def authenticate(connection: Connection, key_id: str, secret: str) -> Principal:
     """Who the key stands for. Raises Unauthenticated, the same for every reason."""
-    found = select(API_KEYS, TENANTS.c.name.label("tenant")).join(TENANTS).where(API_KEYS.c.key_id == key_id)
-    row = connection.execute(found).one_or_none() if key_id.isalnum() else None
+    row = connection.execute(_KEY, {"key_id": key_id}).one_or_none() if key_id.isalnum() else None
     expected = _NO_HASH if row is None else row.secret_hash
     matches = hmac.compare_digest(hash_secret(secret), expected)
     if row is None or not matches or row.revoked_ms is not None:
@@ -92,7 +93,7 @@ def authenticate(connection: Connection, key_id: str, secret: str) -> Principal:
 
 
 def keys_exist(connection: Connection) -> bool:
-    return connection.execute(select(API_KEYS.c.key_id).limit(1)).scalar() is not None
+    return connection.execute(_ANY).scalar() is not None
 
 
 def hash_secret(secret: str) -> bytes:

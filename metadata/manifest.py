@@ -12,15 +12,55 @@ store group, queues, topic.
 from __future__ import annotations
 
 from msgspec.structs import replace
-from sqlalchemy import ColumnElement, Connection, Row, and_, func, or_, select
+from sqlalchemy import ColumnElement, Connection, Row, and_, bindparam, func, or_, select
 
 from millpond.core.errors import BadRequest, Conflict
-from millpond.metadata.catalog import topic_by_id
+from millpond.metadata.catalog import require_topic
 from millpond.metadata.client import ObjectRange, TierObject, TierView
 from millpond.metadata.tables import IN_LIST, QUEUES, SPANS, STORES, TIER_OBJECTS, TIER_RANGES, TOPICS, in_lists
 
 _RANGE_COLUMNS = [TIER_RANGES.c[name] for name in ObjectRange.__struct_fields__]
 _OBJECT_COLUMNS = [TIER_OBJECTS.c[name] for name in TierObject.__struct_fields__ if name != "ranges"]
+
+# Statements that run for each object: made once, since to make one takes longer than to run it.
+_EPOCH = select(STORES.c.epoch).where(STORES.c.store_group == bindparam("store_group")).with_for_update()
+_SAME_NAME = select(TIER_OBJECTS.c.object_no, TIER_OBJECTS.c.state).where(
+    or_(TIER_OBJECTS.c.object_id == bindparam("object_id"), TIER_OBJECTS.c.path == bindparam("path"))
+)
+_QUEUES_HERE = (
+    select(QUEUES.c.queue_id, QUEUES.c.queue)
+    .join(SPANS)
+    .distinct()
+    .where(QUEUES.c.topic_id == bindparam("topic_id"), SPANS.c.store_group == bindparam("store_group"))
+)
+_START = TIER_OBJECTS.insert().returning(TIER_OBJECTS.c.object_no)
+_START_RANGES = TIER_RANGES.insert()
+_OBJECT = select(TIER_OBJECTS).where(TIER_OBJECTS.c.object_id == bindparam("object_id"))
+_RANGES = (
+    select(TIER_RANGES.c.queue_id, TIER_RANGES.c.first, TIER_RANGES.c.end)
+    .where(TIER_RANGES.c.object_no == bindparam("object_no"))
+    .order_by(TIER_RANGES.c.queue_id)
+)
+_MOVE_TIERED_TO = (
+    QUEUES.update()
+    .where(QUEUES.c.queue_id == bindparam("of_queue"), QUEUES.c.tiered_to == bindparam("first"))
+    .values(tiered_to=bindparam("end"))
+)
+_RAISE_TIER_VERSION = (
+    TOPICS.update()
+    .where(TOPICS.c.topic_id == bindparam("of_topic"))
+    .values(tier_version=TOPICS.c.tier_version + 1)
+    .returning(TOPICS.c.tier_version)
+)
+_COMMIT = (
+    TIER_OBJECTS.update()
+    .where(TIER_OBJECTS.c.object_no == bindparam("of_object"))
+    .values(state="COMMITTED", tier_version=bindparam("version"), changed_ms=bindparam("now_ms"))
+)
+_COMMIT_RANGES = TIER_RANGES.update().where(TIER_RANGES.c.object_no == bindparam("of_object")).values(committed=1)
+_TIERED_TO = select(QUEUES.c.queue_id, QUEUES.c.tiered_to).where(
+    QUEUES.c.queue_id.in_(bindparam("ids", expanding=True))
+)
 
 
 def tier_start(connection: Connection, store_group: str, epoch: int, obj: TierObject, now_ms: int) -> None:
@@ -28,15 +68,14 @@ def tier_start(connection: Connection, store_group: str, epoch: int, obj: TierOb
     _check_object(obj)
     _hold_epoch(connection, store_group, epoch)
     if not _is_there(connection, obj):
-        topic_by_id(connection, obj.topic_id)
+        require_topic(connection, obj.topic_id)
         _check_queues(connection, store_group, obj)
         values = {column.name: getattr(obj, column.name) for column in _OBJECT_COLUMNS}
         values |= {"store_group": store_group, "epoch": epoch, "state": "STARTED", "changed_ms": now_ms}
-        made = TIER_OBJECTS.insert().values(values).returning(TIER_OBJECTS.c.object_no)
-        object_no = connection.execute(made).scalar_one()
+        object_no = connection.execute(_START, values).scalar_one()
         fields = ObjectRange.__struct_fields__
         ranges = [{field: getattr(each, field) for field in fields} for each in obj.ranges]
-        connection.execute(TIER_RANGES.insert(), [{**each, "object_no": object_no, "committed": 0} for each in ranges])
+        connection.execute(_START_RANGES, [{**each, "object_no": object_no, "committed": 0} for each in ranges])
 
 
 def tier_commit(connection: Connection, store_group: str, epoch: int, object_id: str, now_ms: int) -> int:
@@ -51,12 +90,9 @@ def tier_commit(connection: Connection, store_group: str, epoch: int, object_id:
     if row.state != "STARTED" or row.epoch != epoch:
         raise Conflict("manifest_conflict", f"object {object_id} is {row.state}, of epoch {row.epoch}")
     _move_tiered_to(connection, object_id, row.object_no)
-    raised = TOPICS.update().where(TOPICS.c.topic_id == row.topic_id).values(tier_version=TOPICS.c.tier_version + 1)
-    version = int(connection.execute(raised.returning(TOPICS.c.tier_version)).scalar_one())
-    same = TIER_OBJECTS.c.object_no == row.object_no
-    done = {"state": "COMMITTED", "tier_version": version, "changed_ms": now_ms}
-    connection.execute(TIER_OBJECTS.update().where(same).values(done))
-    connection.execute(TIER_RANGES.update().where(TIER_RANGES.c.object_no == row.object_no).values(committed=1))
+    version = int(connection.execute(_RAISE_TIER_VERSION, {"of_topic": row.topic_id}).scalar_one())
+    connection.execute(_COMMIT, {"of_object": row.object_no, "version": version, "now_ms": now_ms})
+    connection.execute(_COMMIT_RANGES, {"of_object": row.object_no})
     return version
 
 
@@ -78,7 +114,7 @@ def tier_view(
     connection: Connection, topic_id: int, queue_ids: list[int] | None, from_offset: int, to_offset: int | None
 ) -> TierView:
     """See `MetadataClient.tier_view`. `tiered_to` holds the queues asked for, or all of the topic."""
-    topic_by_id(connection, topic_id)
+    require_topic(connection, topic_id)
     version = connection.execute(select(TOPICS.c.tier_version).where(TOPICS.c.topic_id == topic_id)).scalar_one()
     of_topic = select(QUEUES.c.queue_id, QUEUES.c.tiered_to).where(QUEUES.c.topic_id == topic_id)
     tiered = {queue_id: end for queue_id, end in connection.execute(of_topic.order_by(QUEUES.c.queue_id))}
@@ -95,8 +131,7 @@ def tiered_to(connection: Connection, queue_ids: list[int]) -> dict[int, int]:
     """How far each queue is tiered; unknown ids are left out."""
     found: dict[int, int] = {}
     for ids in in_lists(queue_ids):
-        rows = connection.execute(select(QUEUES.c.queue_id, QUEUES.c.tiered_to).where(QUEUES.c.queue_id.in_(ids)))
-        found.update((queue_id, end) for queue_id, end in rows)
+        found.update((queue_id, end) for queue_id, end in connection.execute(_TIERED_TO, {"ids": ids}))
     return found
 
 
@@ -105,8 +140,7 @@ def tiered_to(connection: Connection, queue_ids: list[int]) -> dict[int, int]:
 
 def _epoch_of(connection: Connection, store_group: str) -> int | None:
     """The group's epoch, its row locked until the transaction ends; None when it never registered."""
-    locked = select(STORES.c.epoch).where(STORES.c.store_group == store_group).with_for_update()
-    return connection.execute(locked).scalar()
+    return connection.execute(_EPOCH, {"store_group": store_group}).scalar()
 
 
 def _require_epoch(store_group: str, epoch: int, held: int | None) -> None:
@@ -135,8 +169,7 @@ def _check_object(obj: TierObject) -> None:
 
 def _is_there(connection: Connection, obj: TierObject) -> bool:
     """Whether this very object was started before."""
-    same_name = or_(TIER_OBJECTS.c.object_id == obj.object_id, TIER_OBJECTS.c.path == obj.path)
-    rows = connection.execute(select(TIER_OBJECTS.c.object_no, TIER_OBJECTS.c.state).where(same_name)).all()
+    rows = connection.execute(_SAME_NAME, {"object_id": obj.object_id, "path": obj.path}).all()
     if not rows:
         return False
     if len(rows) == 1 and rows[0].state != "ORPHAN":
@@ -148,9 +181,8 @@ def _is_there(connection: Connection, obj: TierObject) -> bool:
 
 def _check_queues(connection: Connection, store_group: str, obj: TierObject) -> None:
     """The queues are the topic's, and have a span on this store group."""
-    ours = select(QUEUES.c.queue_id, QUEUES.c.queue).join(SPANS).distinct()
-    ours = ours.where(QUEUES.c.topic_id == obj.topic_id, SPANS.c.store_group == store_group)
-    known = {(queue_id, queue) for queue_id, queue in connection.execute(ours)}
+    ours = connection.execute(_QUEUES_HERE, {"topic_id": obj.topic_id, "store_group": store_group})
+    known = {(queue_id, queue) for queue_id, queue in ours}
     foreign = [each.queue_id for each in obj.ranges if (each.queue_id, each.queue) not in known]
     if foreign:
         detail = f"object {obj.object_id}: queues {foreign[:10]} are not topic {obj.topic_id}'s on {store_group}"
@@ -161,16 +193,14 @@ def _check_queues(connection: Connection, store_group: str, obj: TierObject) -> 
 
 
 def _object_row(connection: Connection, object_id: str) -> Row[*tuple[object, ...]] | None:
-    return connection.execute(select(TIER_OBJECTS).where(TIER_OBJECTS.c.object_id == object_id)).one_or_none()
+    return connection.execute(_OBJECT, {"object_id": object_id}).one_or_none()
 
 
 def _move_tiered_to(connection: Connection, object_id: str, object_no: int) -> None:
     """Each queue's tiered_to from its range's first to its end; raises when one stood elsewhere."""
-    ranges = select(TIER_RANGES.c.queue_id, TIER_RANGES.c.first, TIER_RANGES.c.end)
-    ranges = ranges.where(TIER_RANGES.c.object_no == object_no).order_by(TIER_RANGES.c.queue_id)
-    for queue_id, first, end in connection.execute(ranges).all():
-        stands = (QUEUES.c.queue_id == queue_id) & (QUEUES.c.tiered_to == first)
-        if connection.execute(QUEUES.update().where(stands).values(tiered_to=end)).rowcount != 1:
+    for queue_id, first, end in connection.execute(_RANGES, {"object_no": object_no}).all():
+        moved = connection.execute(_MOVE_TIERED_TO, {"of_queue": queue_id, "first": first, "end": end})
+        if moved.rowcount != 1:
             detail = f"object {object_id}: queue {queue_id} is not tiered to exactly {first}"
             raise Conflict("manifest_conflict", detail, queue_id=queue_id)
 
