@@ -35,6 +35,7 @@ from millpond.client.connection import Connection
 from millpond.client.topics import Topics
 from millpond.core.clock import SystemClock, SystemRandom
 from millpond.core.config import StoreConfig, TierConfig
+from millpond.core.errors import NotFound
 from millpond.core.frame import Sidecar, pack_sidecar
 from millpond.core.limits import MIB, ROW_GROUP_BYTES, SEAL_BYTES, SEAL_STREAM_BYTES
 from millpond.core.schema import TIER_SCHEMA
@@ -89,23 +90,23 @@ def _room(folder: str) -> int:
 
 
 async def _seal(batches: list[pa.RecordBatch], folder: str) -> float:
-    """A process that has made an object before. The sealer is held back until all of them are there."""
+    """A process that has made an object before, and all of them in one pass."""
     async with _store(folder) as (store, metadata, queue):
         await _seconds_to_seal(batches[:WARMING], store, metadata, queue)
         return _megabytes(batches) / await _seconds_to_seal(batches, store, metadata, queue)
 
 
 async def _seconds_to_seal(
-    batches: list[pa.RecordBatch], store: LocalStore, metadata: _HeldMetadata, queue: QueueRef
+    batches: list[pa.RecordBatch], store: LocalStore, metadata: _OnDemand, queue: QueueRef
 ) -> float:
     engine, clock = store.engine, SystemClock()
-    metadata.held.clear()
+    metadata.asked = False
     for batch in batches:
         await store.append(AppendRequest([_append(batch, queue)], 10_000))
     await engine.writer.flushed(engine.log.tail)
     await asyncio.sleep(REST_SECONDS)
     begin = clock.monotonic()
-    metadata.held.set()
+    metadata.asked = True
     await engine.sealer.seal_topic(queue.topic_id)
     return clock.monotonic() - begin
 
@@ -178,23 +179,25 @@ def _append(batch: pa.RecordBatch, queue: QueueRef) -> QueueAppend:
     return QueueAppend(queue, batch.num_rows, 0, 0, sidecar, payload, crc, payload.size, "memory", [], 0)
 
 
-class _HeldMetadata:
-    """`metadata`, except that the sealer waits for `held` before it begins with a topic."""
+class _OnDemand:
+    """`metadata`, except that the sealer finds no topic before it is `asked`: a round of its own would be a pass of its
+    own."""
 
     def __init__(self, metadata: LocalMetadata) -> None:
         self._metadata = metadata
-        self.held = asyncio.Event()
+        self.asked = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._metadata, name)
 
     async def topic_by_id(self, topic_id: int) -> TopicInfo:
-        await self.held.wait()
+        if not self.asked:
+            raise NotFound("topic_not_found", f"topic {topic_id} is not sealed yet")
         return await self._metadata.topic_by_id(topic_id)
 
 
 @asynccontextmanager
-async def _store(folder: str) -> AsyncIterator[tuple[LocalStore, _HeldMetadata, QueueRef]]:
+async def _store(folder: str) -> AsyncIterator[tuple[LocalStore, _OnDemand, QueueRef]]:
     """A store in this process, and the queue of a topic."""
     clock, random = SystemClock(), SystemRandom()
     data = tempfile.mkdtemp(prefix="millpond-bench-", dir=folder or None)
@@ -203,10 +206,10 @@ async def _store(folder: str) -> AsyncIterator[tuple[LocalStore, _HeldMetadata, 
     topic, _ = await metadata.put_topic("default", "sealing", TopicSettings(queues=1))
     queue = QueueRef(topic.tenant_id, topic.topic_id, topic.queues[0].queue_id, 0)
     config = StoreConfig(data=f"{data}/store", local_bytes=1 << 40)
-    held = _HeldMetadata(metadata)
-    store = await LocalStore.open(config, TierConfig(), cast(MetadataClient, held), objects, clock, random)
+    on_demand = _OnDemand(metadata)
+    store = await LocalStore.open(config, TierConfig(), cast(MetadataClient, on_demand), objects, clock, random)
     try:
-        yield store, held, queue
+        yield store, on_demand, queue
     finally:
         await store.close()
         await objects.close()
