@@ -129,6 +129,22 @@ async def test_start_is_strict(metadata: MetadataClient, topic: TopicInfo) -> No
             await metadata.tier_start("a", 1, rival)
 
 
+async def test_store_starts_objects_of_its_own_queues_only(metadata: MetadataClient) -> None:
+    """Of a topic whose queues are spread over two store groups each group starts objects of its own."""
+    epochs = {group: (await metadata.register_store(group, f"n-{group}", "")).epoch for group in ("a", "b")}
+    topic = await made(metadata)
+    holders = [queue.spans[0].store_group for queue in topic.queues]
+    assert set(holders) == {"a", "b"}
+    for number, holder in enumerate(holders):
+        for group, epoch in epochs.items():
+            starting = metadata.tier_start(group, epoch, an_object(topic, f"{group}{number}", (number, 0, 10)))
+            if group == holder:
+                await starting
+            else:
+                with refuses(Conflict, "manifest_conflict"):
+                    await starting
+
+
 async def test_view_of_a_window(metadata: MetadataClient, topic: TopicInfo) -> None:
     """A view of queues and offsets holds exactly the objects that overlap, whole, sorted by path."""
     for number in range(20):
