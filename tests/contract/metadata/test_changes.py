@@ -39,6 +39,10 @@ async def test_changes_since(metadata: MetadataClient) -> None:
     assert not changes.full
     assert ([info.name for info in changes.topics], changes.groups) == (["orders"], [group])
 
+    post, _ = await metadata.put_group(topic.topic_id, "post", "latest", None, 100)
+    changes = await metadata.changes(changes.version, 0)
+    assert changes.groups == [post]
+
     await metadata.delete_group(topic.topic_id, "mail")
     changes = await metadata.changes(changes.version, 0)
     assert (changes.groups, changes.deleted_group_ids) == ([], [group.group_id])
