@@ -52,7 +52,7 @@ async def test_changes_since(metadata: MetadataClient) -> None:
     await metadata.delete_topic("default", "orders")
     changes = await metadata.changes(version, 0)
     assert (changes.topics, changes.deleted_topic_ids) == ([], [topic.topic_id])
-    assert changes.deleted_group_ids == [second.group_id]
+    assert changes.deleted_group_ids == [post.group_id, second.group_id]
 
     after = await metadata.changes(changes.version, 0)
     assert (after.version, after.full, after.topics, after.deleted_topic_ids) == (changes.version, False, [], [])
