@@ -20,6 +20,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from millpond.core.texts import offsets_and_data
+
 Hashes = npt.NDArray[np.uint32]
 DEDUP_HASH_BYTES = 16
 DEDUP_DTYPE = np.dtype("V16")
@@ -29,13 +31,6 @@ _F1, _F2 = 0x85EBCA6B, 0xC2B2AE35
 _MASK = 0xFFFFFFFF
 _FEW = 8  # rows below which one cached hash each beats the fixed cost of the columns
 _CACHED_HASHES = 65_536
-
-
-def offsets_and_data(array: pa.Array) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
-    """Offsets i32[n+1] and the bytes they point into, of a binary or utf8 array (views; n >= 1)."""
-    _, offsets, data = array.buffers()
-    view = np.frombuffer(offsets, np.int32, len(array) + 1, 4 * array.offset)  # a sent buffer may have any size beyond
-    return view, np.frombuffer(data, np.uint8) if data is not None and data.size else np.zeros(0, np.uint8)
 
 
 @lru_cache(_CACHED_HASHES)

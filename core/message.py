@@ -23,7 +23,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpond.core.errors import BadRequest, MillpondError, TooLarge
-from millpond.core.hashing import offsets_and_data
 from millpond.core.limits import (
     DEDUP_ID_BYTES,
     KEY_BYTES,
@@ -32,6 +31,7 @@ from millpond.core.limits import (
     TAG_BYTES,
     TIMESTAMP_MS_MOST,
 )
+from millpond.core.texts import offsets_and_data
 
 RowErrors = dict[int, MillpondError]
 Lengths = npt.NDArray[np.int64]

@@ -15,7 +15,7 @@ from bisect import bisect_right, insort
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,11 +25,14 @@ from millpond.core.errors import Internal
 from millpond.core.frame import CODEC_NONE
 from millpond.core.limits import KIB, OFFSET_MOST, TURN_ROWS
 from millpond.core.schema import KNOWN_COLUMNS, PAYLOAD_COLUMNS, TIER_SCHEMA, TIMESTAMP, message_schema
+from millpond.core.texts import data_of
 from millpond.store.client import StoredFrame
 
 FEW_ROWS = 64  # rows of a frame whose missing columns are kept: what many small frames have in common
 SMALL_BYTES = 64 * KIB  # a frame up to here is copied: that costs less than a batch of its own
 RUN_BYTES = 512 * KIB
+
+Rows = TypeVar("Rows", pa.RecordBatch, pa.Array)
 
 
 def runs(frames: Sequence[StoredFrame]) -> Iterator[Sequence[StoredFrame]]:
@@ -56,7 +59,7 @@ def decode(frame: StoredFrame, queue: int, offsets: range | None = None) -> pa.R
     """
     if offsets is None:
         offsets = within([frame])
-    return tier_rows(rows_at(opened(frame), frame, offsets), queue, offsets, frame.store_ts)
+    return tier_rows(_columns(rows_at(opened(frame), frame, offsets)), queue, offsets, frame.store_ts)
 
 
 def opened(frame: StoredFrame) -> pa.RecordBatch:
@@ -86,19 +89,61 @@ def _merged(run: Sequence[StoredFrame], queue: int, offsets: range) -> pa.Record
     skipped, count = offsets.start - run[0].first_offset, len(offsets)
     inner = pa.concat_batches(list(map(opened, run))).slice(skipped, count)
     times = np.repeat(np.array([frame.store_ts for frame in run]), [frame.count for frame in run])
-    return tier_rows(inner, queue, offsets, times[skipped : skipped + count])
+    return tier_rows(_columns(inner), queue, offsets, times[skipped : skipped + count])
+
+
+def _columns(batch: pa.RecordBatch) -> dict[str, pa.Array]:
+    return dict(zip(batch.schema.names, batch.columns, strict=True))
+
+
+class Bodies(NamedTuple):
+    """Rows of a frame that holds bodies alone. They stand for a batch until it is known what is to become of them:
+    columns around them, and those taken apart again, cost a receive as much as all that JSON needs of the rows.
+
+    `queue`: its number in the topic.
+    """
+
+    column: pa.BinaryArray
+    queue: int
+    offsets: range
+    store_ts: int
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.offsets)
+
+    @property
+    def nbytes(self) -> int:
+        """Of the bodies."""
+        return int(data_of(self.column).size)
+
+    def batch(self) -> pa.RecordBatch:
+        """As TIER_SCHEMA."""
+        return tier_rows({"body": self.column}, self.queue, self.offsets, self.store_ts)
+
+
+def has_bodies_alone(frame: StoredFrame) -> bool:
+    """Whether its rows are to be had as `Bodies`: not those of a compressed frame, which is inflated once and kept."""
+    return not frame.columns & PAYLOAD_COLUMNS and frame.codec == CODEC_NONE
+
+
+def bodies(frame: StoredFrame, queue: int, first: int, end: int) -> Bodies:
+    """Those of [first, end) of a frame that `has_bodies_alone`. Raises Internal(corrupt_range)."""
+    offsets = within([frame], first, end)
+    return Bodies(rows_at(opened(frame).column(0), frame, offsets), queue, offsets, frame.store_ts)
 
 
 def tier_rows(
-    inner: pa.RecordBatch, queue: int, offsets: range, store_ts: int | npt.NDArray[np.int64]
+    inner: dict[str, pa.Array], queue: int, offsets: range, store_ts: int | npt.NDArray[np.int64]
 ) -> pa.RecordBatch:
-    """What a frame's rows, or those of several, are in TIER_SCHEMA; `store_ts`: of all of them, or i64[rows]."""
+    """Columns of a frame's rows, or of those of several, in TIER_SCHEMA; `store_ts`: of all of them, or i64[rows]."""
     count = len(offsets)
-    columns = dict(zip(inner.schema.names, inner.columns, strict=True))
-    columns["queue"] = _filled(pa.int32(), count, queue.to_bytes(4, "little", signed=True) * count)
-    columns["offset"] = _filled(pa.int64(), count, np.arange(offsets.start, offsets.stop, dtype=np.int64))
     times = store_ts.to_bytes(8, "little", signed=True) * count if isinstance(store_ts, int) else store_ts
-    columns["store_ts"] = _filled(TIMESTAMP, count, times)
+    columns = inner | {
+        "queue": _filled(pa.int32(), count, queue.to_bytes(4, "little", signed=True) * count),
+        "offset": _filled(pa.int64(), count, np.arange(offsets.start, offsets.stop, dtype=np.int64)),
+        "store_ts": _filled(TIMESTAMP, count, times),
+    }
     nulls = _nulls(count) if count <= FEW_ROWS else [null.slice(0, count) for null in _nulls(_rounded(count))]
     return pa.RecordBatch.from_arrays(
         [columns.get(name, null) for name, null in zip(TIER_SCHEMA.names, nulls, strict=True)], schema=TIER_SCHEMA
@@ -211,9 +256,9 @@ class FrameCache:
             del self._starts[key[:2]]
 
 
-def rows_at(batch: pa.RecordBatch, frame: StoredFrame, offsets: range | None) -> pa.RecordBatch:
+def rows_at(rows: Rows, frame: StoredFrame, offsets: range | None) -> Rows:
     """Of all rows of `frame` those at `offsets`."""
-    return batch if offsets is None else batch.slice(offsets.start - frame.first_offset, len(offsets))
+    return rows if offsets is None else rows.slice(offsets.start - frame.first_offset, len(offsets))
 
 
 def _copied(frame: StoredFrame) -> StoredFrame:

@@ -23,8 +23,8 @@ from millpond.core.limits import CALL_MS, DAMAGED_AGAIN_MS
 from millpond.metadata.client import GroupInfo, QueueInfo, TopicInfo
 from millpond.proxy import message_id, row_ranges
 from millpond.proxy.codec import few
-from millpond.proxy.codec.answers import Rows
-from millpond.proxy.frames import runs, within
+from millpond.proxy.codec.answers import Batch, Rows
+from millpond.proxy.frames import bodies, has_bodies_alone, runs, within
 from millpond.proxy.parts import Parts
 from millpond.proxy.queue_lists import queue_ref
 from millpond.proxy.receipts import Lease
@@ -341,9 +341,8 @@ class Receiver:
             await self.held.part("skip", queue, grant, other)
         await self._add(delivery, queue, grant, batches, _offsets_in(batches))
 
-    def _came_along(self, queue: QueueInfo, grant: Grant, offsets: Offsets) -> list[pa.RecordBatch] | None:
-        """The usual grant, a run of rows, from the frames that came with it, `few.Few` where it can. None when they do
-        not hold it."""
+    def _came_along(self, queue: QueueInfo, grant: Grant, offsets: Offsets) -> list[Batch] | None:
+        """The usual grant, a run of rows, from the frames that came with it. None when they do not hold it."""
         first, end = int(offsets[0]), int(offsets[-1]) + 1
         if not grant.frames or end - first != len(offsets) or grant.frames[0].first_offset > first:
             return None
@@ -359,7 +358,12 @@ class Receiver:
             found = few.few(grant.frames, queue.queue, first, end)
             if found is not None:
                 return [found]
-            return [frames.open_run(group, run, queue.queue, within(run, first, end)) for run in runs(grant.frames)]
+            return [
+                bodies(run[0], queue.queue, first, end)
+                if len(run) == 1 and has_bodies_alone(run[0])
+                else frames.open_run(group, run, queue.queue, within(run, first, end))
+                for run in runs(grant.frames)
+            ]
         except Internal:
             return None  # perhaps the tier has it
 
@@ -396,7 +400,7 @@ class Receiver:
         delivery: Delivery,
         queue: QueueInfo,
         grant: Grant,
-        batches: Sequence[pa.RecordBatch],
+        batches: Sequence[Batch],
         delivered: Offsets,
     ) -> None:
         """`batches` go to the client; `delivered` are their offsets, ascending, all of this grant."""

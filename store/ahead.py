@@ -1,8 +1,8 @@
 """Frames read before they are asked for: `FramesAhead`.
 
 Who drains a backlog asks for some megabytes, handles them, and asks for those behind them: the disk rests meanwhile,
-and then everybody waits for the disk. So when a large read goes on where one of the same queue ended, what follows is
-read while the answer is on its way:
+and then everybody waits for the disk. So when a large read goes on where one of the same queue ended, or is a group's,
+which always goes on, what follows is read while the answer is on its way:
 
     kept      AHEAD_BYTES at most, over all queues; each frame until it is asked for, or for AHEAD_SECONDS
     wanted    half again what was read last: whoever takes a little more the next time finds that too
@@ -60,8 +60,8 @@ class FramesAhead:
         self._closed = False
         self.bytes = 0  # held by frames that are kept, or on their way
 
-    async def frames(self, queue_id: int, spots: list[FrameSpot]) -> list[StoredFrame]:
-        """`FrameReader.frames` of consecutive offsets of a queue."""
+    async def frames(self, queue_id: int, spots: list[FrameSpot], *, goes_on: bool = False) -> list[StoredFrame]:
+        """`FrameReader.frames` of consecutive offsets of a queue. `goes_on`: what follows will be asked for next."""
         size = sum(spot.length for spot in spots)
         if size < AHEAD_LEAST_BYTES and not self._kept and not self._loading:
             return await self._reader.frames(spots)
@@ -74,7 +74,7 @@ class FramesAhead:
         from_disk = len(absent) < len(spots) or not self._reader.in_memory(spots[-1])
         read = iter(await self._reader.frames(absent) if absent else [])
         if size >= AHEAD_LEAST_BYTES and from_disk:
-            self._went_on(queue_id, spots[0].first, spots[-1].end, size)
+            self._went_on(queue_id, spots[0].first, spots[-1].end, size, goes_on)
         return [next(read) if frame is None else frame for frame in kept]
 
     def _take(self, spot: FrameSpot) -> StoredFrame | None:
@@ -91,9 +91,9 @@ class FramesAhead:
         if not load.left:
             self.bytes -= load.bytes
 
-    def _went_on(self, queue_id: int, first: int, end: int, size: int) -> None:
+    def _went_on(self, queue_id: int, first: int, end: int, size: int, goes_on: bool) -> None:
         """A large read has ended at `end`: the next one, if it is one of a row, wants what stands there."""
-        follows = (queue_id, first) in self._ends
+        follows = goes_on or (queue_id, first) in self._ends
         self._ends.pop((queue_id, first), None)
         self._ends[queue_id, end] = None
         if len(self._ends) > _ENDS:

@@ -91,8 +91,9 @@ class EngineLog:
         for count, spot in enumerate(spots):
             size += spot.length
             if count and size > max_bytes:
-                return await self._ahead.frames(queue_id, spots[:count])
-        return await self._ahead.frames(queue_id, spots)
+                spots = spots[:count]
+                break
+        return await self._ahead.frames(queue_id, spots, goes_on=True)
 
     async def frames_for(self, queue_id: int, offsets: npt.NDArray[np.int64], max_bytes: int) -> list[StoredFrame]:
         """The frames that travel with a grant of these offsets (ascending): small ones, and those of which a quarter

@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import repeat
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 import numpy as np
@@ -35,6 +35,7 @@ from millpond.core.tier.rows import row_bytes
 from millpond.core.turns import Pause, turn, turn_behind
 from millpond.proxy.codec import few, json_columns
 from millpond.proxy.codec.few import METADATA_KEY, RECEIVE_SCHEMA, Few
+from millpond.proxy.frames import Bodies
 
 JSON = "application/json"
 MSGPACK = "application/msgpack"
@@ -50,6 +51,7 @@ _FEW = 8
 NOTHINGS = 4_096  # empty answers that are kept: one for each topic and media type
 
 Form = Literal["json", "msgpack"]
+Batch: TypeAlias = pa.RecordBatch | Few | Bodies
 
 _json = msgspec.json.Encoder()
 _msgpack = msgspec.msgpack.Encoder()
@@ -80,19 +82,24 @@ class MessageOut(msgspec.Struct, frozen=True, gc=False):
 class Rows:
     """Messages of one queue and, in a receive, of one grant.
 
-    `batch`: TIER_SCHEMA; of a receive also `Few`, until it is encoded. `id_prefix`: what their message ids start with.
+    `batch`: TIER_SCHEMA; of a receive also `Few` or `Bodies`. `id_prefix`: what their message ids start with.
     `attempts` u32[n]; `token` and `base`: a row's lease id is `token.(offset - base)`.
     """
 
-    batch: pa.RecordBatch
+    batch: Batch
     id_prefix: str
     attempts: npt.NDArray[np.uint32] | None = None
     token: str = ""
     base: int = 0
 
+    @property
+    def columns(self) -> pa.RecordBatch:
+        """`batch` as one of TIER_SCHEMA."""
+        return self.batch.batch() if isinstance(self.batch, Few | Bodies) else self.batch
+
     def part(self, first: int, count: int) -> Rows:
         attempts = None if self.attempts is None else self.attempts[first : first + count]
-        return Rows(self.batch.slice(first, count), self.id_prefix, attempts, self.token, self.base)
+        return Rows(self.columns.slice(first, count), self.id_prefix, attempts, self.token, self.base)
 
 
 async def encode(
@@ -100,13 +107,12 @@ async def encode(
 ) -> list[Buffer]:
     """The whole answer, in pieces that follow each other: `rows` as messages, and the fields of `beside`. A `pause`
     between steps of much work."""
-    if media_type == ARROW and len(rows) == 1 and isinstance(rows[0].batch, Few):
-        [one] = rows
-        assert one.attempts is not None
-        return few.stream(one.batch, one.attempts, _json.encode({"topic": topic, **beside}))
-    rows = [replace(one, batch=one.batch.batch()) if isinstance(one.batch, Few) else one for one in rows]
     if media_type == ARROW:
-        return await arrow_stream(rows, {"topic": topic, **beside}, pause)
+        beside = {"topic": topic, **beside}
+        if len(rows) == 1 and isinstance(batch := rows[0].batch, Few):
+            assert rows[0].attempts is not None
+            return few.stream(batch, rows[0].attempts, _json.encode(beside))
+        return await arrow_stream(rows, beside, pause)
     if media_type == MSGPACK:
         return [await _msgpack_map(topic, rows, beside, pause)]
     return await _json_object(topic, rows, beside, pause)
@@ -144,7 +150,7 @@ def _arrow_parts(rows: Sequence[Rows], beside: Mapping[str, Any]) -> tuple[pa.Sc
     """The schema of a stream, and its batches; that of a receive, also of an empty one, is known by its `receipts`."""
     metadata = {METADATA_KEY: _json.encode(beside)}
     leased = "receipts" in beside
-    batches = [_leased(one) if leased else one.batch for one in rows]
+    batches = [_leased(one) if leased else one.columns for one in rows]
     schema = (RECEIVE_SCHEMA if leased else TIER_SCHEMA).with_metadata(metadata)
     return schema, [batch.replace_schema_metadata(metadata) for batch in batches]
 
@@ -152,7 +158,7 @@ def _arrow_parts(rows: Sequence[Rows], beside: Mapping[str, Any]) -> tuple[pa.Sc
 def _leased(rows: Rows) -> pa.RecordBatch:
     assert rows.attempts is not None
     attempts = pa.Array.from_buffers(pa.int32(), len(rows.attempts), [None, pa.py_buffer(rows.attempts)])
-    return rows.batch.append_column(few.ATTEMPT, attempts)
+    return rows.columns.append_column(few.ATTEMPT, attempts)
 
 
 # -- JSON and msgpack -----------------------------------------------------------------------------------------
@@ -218,18 +224,22 @@ async def _slices(topic: str, rows: Sequence[Rows], form: Form, pause: Pause) ->
 def _cut(rows: Iterable[Rows], slice_bytes: int) -> Iterator[Rows]:
     """Parts of about `slice_bytes`, each at least one row; none empty."""
     for one in rows:
-        batch = one.batch  # all that it is a part of is asked for first: what a part has takes its time to say
+        if isinstance(one.batch, Few | Bodies) and one.batch.nbytes <= slice_bytes:
+            yield one
+            continue
+        batch = one.columns  # all that it is a part of is asked for first: what a part has takes its time to say
         if batch.get_total_buffer_size() <= slice_bytes or batch.nbytes <= slice_bytes:
             if batch.num_rows:
                 yield one
             continue
+        whole = replace(one, batch=batch)
         for start, end in split(row_bytes(pa.Table.from_batches([batch])), slice_bytes):
-            yield one.part(start, end - start)
+            yield whole.part(start, end - start)
 
 
 def messages(topic: str, rows: Rows, form: Form = "json") -> list[MessageOut]:
     """`rows` as structs, one call a column. In msgpack bodies are bytes, and so are keys that are not text."""
-    column = rows.batch.column
+    column = rows.columns.column
     offsets = column("offset").to_pylist()
     keys, keys_base64 = _text(column("key"), form)
     bodies: Iterable[Any]

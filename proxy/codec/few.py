@@ -16,18 +16,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from struct import pack, unpack_from
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from millpond.core.arrow import BUFFER, END_OF_STREAM, LONG, Places, lengthen, places
-from millpond.core.frame import CODEC_NONE, aligned
+from millpond.core.frame import aligned
 from millpond.core.gathered import Buffer
 from millpond.core.limits import KIB
-from millpond.core.schema import PAYLOAD_COLUMNS, TIER_SCHEMA
-from millpond.proxy.frames import FEW_ROWS, opened, rows_at, tier_rows, within
+from millpond.core.schema import TIER_SCHEMA
+from millpond.proxy.frames import FEW_ROWS, Bodies, bodies, has_bodies_alone, tier_rows
 from millpond.store.client import StoredFrame
 
 BYTES = 64 * KIB
@@ -40,35 +39,26 @@ _METADATA_LENGTHS = 64  # whose schema messages are kept
 _QUEUE, _OFFSET, _STORE_TS = 1, 3, 5  # buffers of the first columns: each has its validity before it
 
 
-class Part(NamedTuple):
-    """Rows of one frame: `bodies` is the frame's only column."""
-
-    bodies: pa.BinaryArray
-    offsets: range
-    store_ts: int
-
-
 @dataclass(frozen=True, slots=True)
 class Few:
     """Few rows of one queue, in order, which stand for a batch until it is known what is to become of them."""
 
-    parts: list[Part]
-    queue: int
+    parts: list[Bodies]
 
     @property
     def num_rows(self) -> int:
-        return sum(len(part.offsets) for part in self.parts)
+        return sum(part.num_rows for part in self.parts)
 
     @property
     def nbytes(self) -> int:
-        return sum(part.bodies.nbytes for part in self.parts)
+        return sum(part.nbytes for part in self.parts)
 
     def batch(self) -> pa.RecordBatch:
         """As TIER_SCHEMA."""
-        bodies = pa.concat_arrays([part.bodies for part in self.parts])
+        column = pa.concat_arrays([part.column for part in self.parts])
         offsets = range(self.parts[0].offsets.start, self.parts[-1].offsets.stop)
-        times = np.repeat([part.store_ts for part in self.parts], [len(part.offsets) for part in self.parts])
-        return tier_rows(pa.RecordBatch.from_arrays([bodies], ["body"]), self.queue, offsets, times)
+        times = np.repeat([part.store_ts for part in self.parts], [part.num_rows for part in self.parts])
+        return tier_rows({"body": column}, self.parts[0].queue, offsets, times)
 
 
 def few(frames: Sequence[StoredFrame], queue: int, first: int, end: int) -> Few | None:
@@ -76,13 +66,9 @@ def few(frames: Sequence[StoredFrame], queue: int, first: int, end: int) -> Few 
     bodies. `queue`: its number in the topic. Raises Internal(corrupt_range)."""
     if end - first > FEW_ROWS or sum(frame.payload_size for frame in frames) > BYTES:
         return None
-    if any(frame.columns & PAYLOAD_COLUMNS or frame.codec != CODEC_NONE for frame in frames):
+    if not all(map(has_bodies_alone, frames)):
         return None
-    parts = []
-    for frame in frames:
-        offsets = within([frame], first, end)
-        parts.append(Part(rows_at(opened(frame), frame, offsets).column(0), offsets, frame.store_ts))
-    return Few(parts, queue)
+    return Few([bodies(frame, queue, first, end) for frame in frames])
 
 
 def stream(rows: Few, attempts: npt.NDArray[np.uint32], metadata: bytes) -> list[Buffer]:
@@ -92,27 +78,28 @@ def stream(rows: Few, attempts: npt.NDArray[np.uint32], metadata: bytes) -> list
     ends: list[int] = []
     offsets: list[int] = []
     times: list[int] = []
-    bodies: list[Buffer] = []
+    texts: list[Buffer] = []
     body_bytes = 0
-    for column, run, store_ts in rows.parts:
+    for part in rows.parts:
+        column, run = part.column, part.offsets
         _, bounds_buffer, data = column.buffers()
         bounds = unpack_from(f"<{len(run) + 1}i", bounds_buffer, 4 * column.offset)
         start, stop = bounds[0], bounds[-1]
         if stop > start:
-            bodies.append(data[start:stop])
+            texts.append(data[start:stop])
         ends += [bound - start + body_bytes for bound in bounds[:-1]]
         offsets += run
-        times += [store_ts] * len(run)
+        times += [part.store_ts] * len(run)
         body_bytes += stop - start
     ends.append(body_bytes)
     before, after = template.with_bodies(body_bytes)
-    template.put(before, _QUEUE, pack(f"<{count}i", *[rows.queue] * count))
+    template.put(before, _QUEUE, pack(f"<{count}i", *[rows.parts[0].queue] * count))
     template.put(before, _OFFSET, pack(f"<{count}q", *offsets))
     template.put(before, _STORE_TS, pack(f"<{count}q", *times))
     template.put(before, template.bodies - 1, pack(f"<{count + 1}i", *ends))
     template.put_behind(after, attempts.tobytes())
     front, back = _schema_around(len(metadata))
-    return [b"".join((front, metadata, back)), before, *bodies, after, END_OF_STREAM]
+    return [b"".join((front, metadata, back)), before, *texts, after, END_OF_STREAM]
 
 
 class _Template:
@@ -163,8 +150,7 @@ def _template(count: int) -> _Template:
 
 
 def _encoded(count: int, body: bytes) -> bytes:
-    bodies = pa.RecordBatch.from_arrays([pa.array([body] * count, pa.binary())], ["body"])
-    batch = tier_rows(bodies, 0, range(count), 0)
+    batch = tier_rows({"body": pa.array([body] * count, pa.binary())}, 0, range(count), 0)
     encoded: bytes = batch.append_column(ATTEMPT, pa.array([1] * count, pa.int32())).serialize().to_pybytes()
     return encoded
 

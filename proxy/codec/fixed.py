@@ -50,7 +50,7 @@ def consecutive(first: int, end: int) -> Iterator[tuple[bytes, Table]]:
 def beside(pieces: Sequence[bytes | Table], count: int) -> Table:
     """Constants and tables of `count` rows as one table."""
     row = b"".join([piece if isinstance(piece, bytes) else bytes(piece.shape[1]) for piece in pieces])
-    table = np.frombuffer(bytearray(row * count), np.uint8).reshape(count, len(row))
+    table = np.frombuffer(bytearray(row) * count, np.uint8).reshape(count, len(row))
     at = 0
     for piece in pieces:
         if isinstance(piece, bytes):
@@ -63,9 +63,11 @@ def beside(pieces: Sequence[bytes | Table], count: int) -> Table:
     return table
 
 
-def column(table: Table) -> pa.StringArray:
-    """The rows as texts."""
-    count, width = table.shape
-    offsets = np.arange(count + 1, dtype=np.int32) * np.int32(width)
-    data = np.ascontiguousarray(table)
-    return pa.Array.from_buffers(pa.string(), count, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+def texts(pieces: Sequence[bytes | Table], count: int) -> str | pa.StringArray:
+    """The same as a column, or as the one text that all its rows are."""
+    constants = [piece for piece in pieces if isinstance(piece, bytes)]
+    if len(constants) == len(pieces):
+        return b"".join(constants).decode()
+    table = beside(pieces, count)
+    offsets = np.arange(count + 1, dtype=np.int32) * np.int32(table.shape[1])
+    return pa.Array.from_buffers(pa.string(), count, [None, pa.py_buffer(offsets), pa.py_buffer(table)])

@@ -17,7 +17,8 @@ from millpond.core.bodies import around
 from millpond.core.http.call import Body
 from millpond.core.limits import BATCH_MESSAGES
 from millpond.core.schema import message_schema
-from millpond.proxy.codec.json_columns import data_of, holds, unescaped
+from millpond.core.texts import data_of
+from millpond.proxy.codec.json_columns import holds, unescaped
 from millpond.proxy.incoming import Incoming
 
 _LEAST = 400
@@ -52,7 +53,8 @@ def bodies(body: Body) -> Incoming | None:
         return None
     found = _laid_out(body, first + 1, last)
     # what stands between two quotes has neither a quote nor, as nothing here, a backslash
-    return None if unescaped(found.batch.column(0)) is None else found
+    column = found.batch.column(0)
+    return None if unescaped(column, data_of(column)) is None else found
 
 
 def _laid_out(body: Body, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> Incoming:

@@ -8,8 +8,9 @@ escaped or is not UTF-8, are left to `answers` (None): it says the same about th
 
 from __future__ import annotations
 
-from itertools import groupby, islice
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
@@ -19,7 +20,9 @@ import pyarrow.compute as pc
 
 from millpond.core.gathered import Buffer
 from millpond.core.limits import RECEIVE_MESSAGES
+from millpond.core.texts import data_of
 from millpond.proxy.codec import fixed
+from millpond.proxy.frames import Bodies
 
 Piece: TypeAlias = bytes | fixed.Table | pa.StringArray
 """A constant, texts of one width, or a column without nulls."""
@@ -29,13 +32,56 @@ _IN_PLACE_BYTES = 128 * 1024  # a copy of fewer takes less than NumPy's call
 _FIRST_PLAIN = 0x20  # what is below is a control character
 
 
+class _Fields(NamedTuple):
+    """Of all rows. Offsets are a range where none is left out."""
+
+    body: pa.StringArray
+    queue: Piece
+    offsets: range | npt.NDArray[np.int64]
+    store_ts: Piece
+    born_ts: Piece = b"null"
+    key: Sequence[Piece] = (b"null",)
+    tag: Sequence[Piece] = (b"null",)
+
+
 def joined(
-    topic: str, batch: pa.RecordBatch, id_prefix: str, attempts: npt.NDArray[np.uint32] | None, token: str, base: int
+    topic: str,
+    batch: pa.RecordBatch | Bodies,
+    id_prefix: str,
+    attempts: npt.NDArray[np.uint32] | None,
+    token: str,
+    base: int,
 ) -> pa.Buffer | None:
-    """The rows of `batch` (TIER_SCHEMA, at least one) as JSON objects with a comma behind each; see `answers.Rows`.
+    """The rows of `batch` (at least one) as JSON objects with a comma behind each; see `answers.Rows`.
 
     None when some text cannot stand in JSON as it is.
     """
+    fields = _of_bodies(batch) if isinstance(batch, Bodies) else _of_columns(batch)
+    if fields is None:
+        return None
+    offset = _ascending(fields.offsets)
+    pieces: list[Piece] = [
+        f'{{"message_id":"{id_prefix}'.encode(), *offset, f'","topic":{_quoted(topic)},"queue":'.encode(),
+        fields.queue, b',"offset":', *offset, b',"store_ts":', fields.store_ts, b',"born_ts":', fields.born_ts,
+        b',"key":', *fields.key, b',"tag":', *fields.tag, b',"properties":{},"body":"', fields.body, b'"',
+    ]  # fmt: skip
+    if attempts is not None:
+        pieces += [b',"delivery_attempt":', _numbers(attempts)]
+    if token:
+        pieces += [f',"lease_id":"{token}.'.encode(), *_ascending(_less(fields.offsets, base)), b'"']
+    pieces.append(b"},")
+    return data_of(pc.binary_join_element_wise(*_fewer(pieces, batch.num_rows), ""))
+
+
+def _of_bodies(rows: Bodies) -> _Fields | None:
+    body = plain(rows.column)
+    if body is None:
+        return None
+    return _Fields(body, str(rows.queue).encode(), rows.offsets, str(rows.store_ts).encode())
+
+
+def _of_columns(batch: pa.RecordBatch) -> _Fields | None:
+    """Of TIER_SCHEMA."""
     column = batch.column
     for name in ("properties", "origin"):
         if column(name).null_count < batch.num_rows:
@@ -44,28 +90,22 @@ def joined(
     if body is None or key is None or tag is None:
         return None
     offsets = column("offset").to_numpy()
-    offset = _ascending(offsets)
-    pieces: list[Piece] = [
-        f'{{"message_id":"{id_prefix}'.encode(), *offset, f'","topic":{_quoted(topic)},"queue":'.encode(),
-        _number(column("queue")), b',"offset":', *offset, b',"store_ts":', _number(column("store_ts").view(pa.int64())),
-        b',"born_ts":', _number(column("born_ts").view(pa.int64())), b',"key":', *key, b',"tag":', *tag,
-        b',"properties":{},"body":"', body, b'"',
-    ]  # fmt: skip
-    if attempts is not None:
-        pieces += [b',"delivery_attempt":', _numbers(attempts)]
-    if token:
-        pieces += [f',"lease_id":"{token}.'.encode(), *_ascending(offsets - base), b'"']
-    pieces.append(b"},")
-    return data_of(pc.binary_join_element_wise(*_fewer(pieces, batch.num_rows), ""))
+    first, end = int(offsets[0]), int(offsets[-1]) + 1
+    return _Fields(
+        body, _number(column("queue")), range(first, end) if end - first == len(offsets) else offsets,
+        _number(column("store_ts").view(pa.int64())), _number(column("born_ts").view(pa.int64())), key, tag,
+    )  # fmt: skip
+
+
+def _less(numbers: range | npt.NDArray[np.int64], base: int) -> range | npt.NDArray[np.int64]:
+    return range(numbers.start - base, numbers.stop - base) if isinstance(numbers, range) else numbers - base
 
 
 def plain(column: pa.BinaryArray | pa.StringArray) -> pa.StringArray | None:
     """`column` as texts when all of it stands in JSON as it is; what a null stands over counts too."""
-    texts = unescaped(column)
-    if texts is None:
-        return None
     data = data_of(column)
-    return None if holds(data, b'"') or holds(data, b"\\") else texts
+    texts = unescaped(column, data)
+    return None if texts is None or holds(data, b'"') or holds(data, b"\\") else texts
 
 
 def holds(data: Buffer, byte: bytes) -> bool:
@@ -76,15 +116,12 @@ def holds(data: Buffer, byte: bytes) -> bool:
     return bool(np.strings.find(np.frombuffer(data, f"S{size}"), byte)[0] >= 0)
 
 
-def unescaped(column: pa.BinaryArray | pa.StringArray) -> pa.StringArray | None:
-    """The same of one that has neither quotes nor backslashes."""
-    data = data_of(column)
-    if not data.size:
-        return column.view(pa.string())
+def unescaped(column: pa.BinaryArray | pa.StringArray, data: pa.Buffer) -> pa.StringArray | None:
+    """The same of one that has neither quotes nor backslashes; `data` is that of its rows."""
     # the least byte as a signed one tells control characters and all that is not ASCII
-    if int(np.frombuffer(data, np.int8).min()) >= _FIRST_PLAIN:
+    if not data.size or np.minimum.reduce(np.frombuffer(data, np.int8)) >= _FIRST_PLAIN:
         return column.view(pa.string())
-    if int(np.frombuffer(data, np.uint8).min()) < _FIRST_PLAIN:
+    if np.minimum.reduce(np.frombuffer(data, np.uint8)) < _FIRST_PLAIN:
         return None
     try:
         return column.cast(pa.string())
@@ -115,48 +152,41 @@ def _number(column: pa.Array) -> Piece:
 
 def _numbers(numbers: npt.NDArray[Any]) -> Piece:
     """One text when all are the same."""
-    if (numbers == numbers[0]).all():
+    data = numbers.tobytes()
+    if data == data[: numbers.itemsize] * len(numbers):
         return str(numbers[0]).encode()
     digits = fixed.decimal(numbers)
     return digits if digits is not None else pa.array(numbers).cast(pa.string())
 
 
-def _ascending(numbers: npt.NDArray[np.int64]) -> list[Piece]:
-    """Where none is left out, they have their first digits in common and the last ones are looked up at once, or they
-    are known as texts."""
-    first, end = int(numbers[0]), int(numbers[-1]) + 1
-    if end - first == len(numbers):
-        runs = list(islice(fixed.consecutive(first, end), 2))
-        if len(runs) == 1:
-            return list(runs[0])
-        if end <= len(_SMALL):
-            return [_SMALL.slice(first, len(numbers))]
-    return [_numbers(numbers)]
+def _ascending(numbers: range | npt.NDArray[np.int64]) -> list[Piece]:
+    """Those of a range have their first digits in common and the last ones are looked up at once, or they are known as
+    texts."""
+    if not isinstance(numbers, range):
+        return [_numbers(numbers)]
+    runs = list(islice(fixed.consecutive(numbers.start, numbers.stop), 2))
+    if len(runs) == 1:
+        return list(runs[0])
+    if numbers.stop <= len(_SMALL):
+        return [_SMALL.slice(numbers.start, len(numbers))]
+    return [_numbers(np.arange(numbers.start, numbers.stop))]
 
 
-def _fewer(pieces: list[Piece], count: int) -> list[str | pa.StringArray]:
+def _fewer(pieces: Sequence[Piece], count: int) -> list[str | pa.StringArray]:
     """The same with what stands beside each other in one width put together: each piece costs a copy for each row."""
     found: list[str | pa.StringArray] = []
-    for varies, group in groupby(pieces, lambda piece: isinstance(piece, pa.StringArray)):
-        run: list[Any] = list(group)
-        if varies:
-            found += run
-        elif all(isinstance(piece, bytes) for piece in run):
-            found.append(b"".join(run).decode())
-        else:
-            found.append(fixed.column(fixed.beside(run, count)))
+    run: list[bytes | fixed.Table] = []
+    for piece in (*pieces, None):
+        if isinstance(piece, bytes | np.ndarray):
+            run.append(piece)
+            continue
+        if run:
+            found.append(fixed.texts(run, count))
+            run = []
+        if piece is not None:
+            found.append(piece)
     return found
 
 
 def _quoted(text: str) -> str:
     return msgspec.json.encode(text).decode()
-
-
-def data_of(text: pa.StringArray) -> pa.Buffer:
-    """The bytes of all rows, one after another."""
-    if not len(text):
-        return pa.py_buffer(b"")
-    _, offsets, data = text.buffers()
-    bounds = np.frombuffer(offsets, np.int32)[text.offset :]
-    first, end = int(bounds[0]), int(bounds[len(text)])
-    return data.slice(first, end - first) if data is not None else pa.py_buffer(b"")

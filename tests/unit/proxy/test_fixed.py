@@ -20,7 +20,7 @@ def test_numbers_of_as_many_digits_are_a_table(numbers: list[int]) -> None:
     """Of their digits, whatever their width."""
     digits = fixed.decimal(np.array(numbers, np.int64))
     assert digits is not None
-    assert fixed.column(digits).to_pylist() == [str(number) for number in numbers]
+    assert fixed.texts([digits], len(digits)).to_pylist() == [str(number) for number in numbers]
 
 
 @pytest.mark.parametrize("numbers", [[9, 10], [-1, 1], [-10, -11]], ids=["widths", "one negative", "negative"])
@@ -44,9 +44,9 @@ def test_constants_and_tables_stand_beside_each_other() -> None:
     digits = fixed.decimal(np.array([17, 42]))
     assert digits is not None
     table = fixed.beside([b"<", digits, b"", b"|", digits, b">"], 2)
-    assert fixed.column(table).to_pylist() == ["<17|17>", "<42|42>"]
+    assert fixed.texts([table], 2).to_pylist() == ["<17|17>", "<42|42>"]
 
 
 def test_texts_without_width_are_empty() -> None:
     """As many as there are rows."""
-    assert fixed.column(fixed.beside([b""], 3)).to_pylist() == ["", "", ""]
+    assert fixed.texts([fixed.beside([b""], 3)], 3).to_pylist() == ["", "", ""]

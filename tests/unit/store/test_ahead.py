@@ -238,7 +238,7 @@ async def test_a_deleted_queue_ends_it(store: LocalStore, ahead: Ahead) -> None:
 
 
 async def test_direct_reads_and_receives_have_it(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both bring along what follows, once they go on where they ended."""
+    """Both bring along what follows: reads once they go on where they ended, receives from the first on."""
     monkeypatch.setattr("millpond.store.flushes.AWAITED_SECONDS", 0.0)  # of the appends of the fixture
     brought: list[int] = []
     monkeypatch.setattr(store.engine.ahead, "_keep", lambda frames, size: brought.append(len(frames)))
@@ -247,8 +247,7 @@ async def test_direct_reads_and_receives_have_it(store: LocalStore, monkeypatch:
     await _until(brought)
     for group, rows in ((5, 2 * ROWS), (6, 1_000)):  # whole frames, and parts of them
         brought.clear()
-        for _ in range(2):
-            await store.receive(ReceiveRequest(GroupRef(1, 1, group), [queue()], "earliest", rows, 8 * MIB, 30_000))
+        await store.receive(ReceiveRequest(GroupRef(1, 1, group), [queue()], "earliest", rows, 8 * MIB, 30_000))
         await _until(brought)
 
 
