@@ -56,11 +56,10 @@ class Parked:
         self._leave = leave
         self._resumed = False
         self._counted = True
-        self.woken = group.waiters.lie_down(self.waiter, seconds)
-        self.woken.add_done_callback(self._rose)
+        self.woken = group.waiters.lie_down(self.waiter, seconds, rose=self._rose)
 
-    def _rose(self, woken: asyncio.Future[bool]) -> None:
-        if not was_woken(woken):
+    def _rose(self, woken: bool) -> None:
+        if not woken:
             self._no_longer()
 
     def _no_longer(self) -> None:

@@ -129,8 +129,11 @@ class Waiters:
                 self.done()  # woken and cancelled in one turn: the caller passes the wake on
             raise
 
-    def lie_down(self, waiter: Waiter, seconds: float, *, first: bool = False) -> asyncio.Future[bool]:
-        """The same as a future; cancelled, it leaves the line. One that was woken still owes its `done`."""
+    def lie_down(
+        self, waiter: Waiter, seconds: float, *, first: bool = False, rose: Callable[[bool], None] | None = None
+    ) -> asyncio.Future[bool]:
+        """The same as a future; cancelled, it leaves the line. One that was woken still owes its `done`. `rose` is told
+        whether it was woken, before whoever awaits the future goes on."""
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         waiter.future = future
         self._sleeping[id(waiter)] = waiter
@@ -138,13 +141,21 @@ class Waiters:
             self._sleeping.move_to_end(id(waiter), last=False)
         self._count.sleeping()
         together = self._count.ends.add(future, seconds)
-        future.add_done_callback(partial(self._rise, waiter, together))
+        future.add_done_callback(partial(self._rise, waiter, together, rose))
         return future
 
-    def _rise(self, waiter: Waiter, together: set[asyncio.Future[bool]], future: asyncio.Future[bool]) -> None:
+    def _rise(
+        self,
+        waiter: Waiter,
+        together: set[asyncio.Future[bool]],
+        rose: Callable[[bool], None] | None,
+        future: asyncio.Future[bool],
+    ) -> None:
         """Before whoever awaits the future goes on: it was added first."""
         together.discard(future)
         self._sleeping.pop(id(waiter), None)
+        if rose is not None:
+            rose(was_woken(future))
 
     def done(self) -> None:
         """A woken waiter was served, went back to sleep or left."""

@@ -98,9 +98,12 @@ class Again:
         return Taken(found, size, data[len(data) - there :], headers, seen)
 
 
-def again_of(found: Found, message: RawRequestMessage, data: bytes, there: int, length: int) -> Again | None:
+def again_of(
+    found: Found, message: RawRequestMessage, data: bytes, there: int, length: int, seen: dict[str, Any]
+) -> Again | None:
     """What `data`, of which a parser has made this message and a body of `length`, may be remembered by; None when it
-    is not certain that it was all of the head, the first bytes of the body (as many as are `there`), and no more."""
+    is not certain that it was all of the head, the first bytes of the body (as many as are `there`), and no more.
+    `seen`: what handlers have found in its headers."""
     size = len(data) - there
     if not 0 < size <= HEAD_BYTES or message.upgrade or len(message.path) > TARGET_CHARS:
         return None
@@ -120,7 +123,7 @@ def again_of(found: Found, message: RawRequestMessage, data: bytes, there: int, 
     at, behind, headers, varies = len(method) + len(target), head[end:], message.headers, found[0].varies
     values = list(re.finditer(rb"\r\n%b:[ \t]*([^\r]*)" % varies.encode(), head, re.IGNORECASE)) if varies else []
     if len(values) != 1 or values[0].end() > begin:
-        return Again(method, target, head[at:begin], b"", behind, found, headers)
+        return Again(method, target, head[at:begin], b"", behind, found, headers, seen=seen)
     first, last = values[0].span(1)
 
     def varied(value: str) -> Mapping[str, str]:

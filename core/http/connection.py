@@ -217,7 +217,8 @@ class Connection(web.RequestHandler):
         if found is None:
             return False
         body = content.read_nowait()
-        prompt = self._prompts.begin(found, message, body, {})
+        seen: dict[str, Any] = {}
+        prompt = self._prompts.begin(found, message, body, seen)
         if prompt is None:
             self._at_hand = (content, body)
             return False
@@ -225,14 +226,16 @@ class Connection(web.RequestHandler):
         assert self._parser is not None
         self._parser.message_consumed()
         self._under_way(prompt)
-        self._remember(found, message, data, len(body), len(body))
+        self._remember(found, message, data, len(body), len(body), seen)
         return True
 
-    def _remember(self, found: Found, message: RawRequestMessage, data: bytes, there: int, length: int) -> None:
+    def _remember(
+        self, found: Found, message: RawRequestMessage, data: bytes, there: int, length: int, seen: dict[str, Any]
+    ) -> None:
         """That head as one that may come again."""
         self._strange += 1
         if not self._head_bytes and (self._strange <= STRANGE_MOST or not self._strange % STRANGE_EACH):
-            self._again = again_of(found, message, data, there, length)
+            self._again = again_of(found, message, data, there, length, seen)
 
     def _go_again(self, again: Again, data: bytes) -> bool:
         """Answer a request with the last one's head, if `data` is one. The parser is between two requests: it has seen
@@ -370,7 +373,7 @@ class Connection(web.RequestHandler):
             return  # who waits to be asked for the body is asked by aiohttp's task
         found = self._prompts.route_of(message.method, message.path)
         if found is not None and found[0].large:
-            self._remember(found, message, data, len(first), size)
+            self._remember(found, message, data, len(first), size, {})
 
     def taken(self, request: web.BaseRequest) -> StraightBody | bytes | None:
         """The body of `request`, when aiohttp has it no more; asked for once."""

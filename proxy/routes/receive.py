@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 from aiohttp import web
@@ -34,6 +34,8 @@ from millpond.proxy.parts import Parts, ProxyCall
 from millpond.proxy.polls import Pieces, Poll
 
 _JSON_OR_NONE = {answers.JSON, ""}
+_ASKED = "receive"  # in `PromptCall.seen`
+_ASKED_BYTES = 256  # a longer body is read each time: each connection would keep its own
 
 
 class TagSelection(Input, frozen=True):
@@ -103,23 +105,53 @@ def _checked(body: ReceiveBody, media_type: str) -> tags.TagFilter | None:
     return None if body.filter is None else tags.parse(body.filter.tag)
 
 
+class _Asked(NamedTuple):
+    """What a request asks for, by its headers and its `raw` body, checked."""
+
+    raw: bytes
+    body: ReceiveBody
+    named: tags.TagFilter | None
+    media_type: str
+
+
+def _asked(call: PromptCall[Parts]) -> _Asked | None:
+    """A poll mostly comes again as it was: then it is not read again."""
+    before: _Asked | None = call.seen.get(_ASKED)
+    if before is not None and before.raw == call.body:
+        return before
+    headers = call.headers
+    accept = headers.get("Accept", answers.JSON)
+    media_type = answers.JSON if accept == "*/*" else accept
+    if media_type not in answers.MEDIA_TYPES or not _is_json(call):
+        return None
+    raw = bytes(call.body)
+    body = decode_json(raw or b"{}", ReceiveBody)
+    asked = _Asked(raw, body, _checked(body, media_type), media_type)
+    if len(raw) <= _ASKED_BYTES:
+        call.seen[_ASKED] = asked
+    return asked
+
+
 def known(call: PromptCall[Parts]) -> tuple[TopicInfo, GroupInfo] | None:
     """Those of a call, with a body of JSON or none, that can be told without asking anybody."""
-    if media_type_of(call.headers) not in _JSON_OR_NONE or "Content-Encoding" in call.headers:
-        return None
+    return _known_group(call) if _is_json(call) else None
+
+
+def _is_json(call: PromptCall[Parts]) -> bool:
+    return media_type_of(call.headers) in _JSON_OR_NONE and "Content-Encoding" not in call.headers
+
+
+def _known_group(call: PromptCall[Parts]) -> tuple[TopicInfo, GroupInfo] | None:
     return call.parts.catalog.known_group(call.principal.tenant, call.params["topic"], call.params["group"])
 
 
 def prompt(call: PromptCall[Parts]) -> Prompt | None:
     """A receive of a group that is known. While it waits it has no task (`polls.py`)."""
-    parts, headers = call.parts, call.headers
-    accept = headers.get("Accept", answers.JSON)
-    media_type = answers.JSON if accept == "*/*" else accept
-    if media_type not in answers.MEDIA_TYPES or (found := known(call)) is None:
+    parts, asked = call.parts, _asked(call)
+    if asked is None or (found := _known_group(call)) is None:
         return None
     topic, group = found
-    body = decode_json(call.body or b"{}", ReceiveBody)
-    named = _checked(body, media_type)
+    _, body, named, media_type = asked
     if body.filter is not None and tags.parse(group.filter_tag) != named:
         return None
     receiver = Receiver(parts, _wanted(topic, group, body), parts.clock.monotonic())

@@ -13,9 +13,12 @@ import pyarrow as pa
 import pytest
 
 from millpond.core.errors import Unavailable
+from millpond.core.http.call import decode_json
+from millpond.core.http.prompt import PromptCall
 from millpond.core.limits import RECEIPT_RANGES, RECEIVE_ROWS
-from millpond.metadata.client import GroupInfo
+from millpond.metadata.client import GroupInfo, Principal
 from millpond.proxy.codec import answers
+from millpond.proxy.routes import receive
 from millpond.store.client import Claim, ReceiveResult
 
 TAGGED = GroupInfo(31, 7, "g", "earliest", "even", 1, 1000, 0)
@@ -362,3 +365,45 @@ async def test_a_frame_that_changes_ends_the_receive(world: Any, frame: Any, gra
         status, body = await world.receive(max_messages=10)
     assert (status, body["reason"], [one["body"] for one in body["messages"]]) == (200, "internal", ["b"])
     assert [(one.action, offsets(one)) for one in world.store.settled[0].settles] == [("release", [2])]
+
+
+async def test_what_is_asked_again_is_read_once_and_something_else_anew(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On one connection: a poll as it was, another body of the same length, a wrong one, another form."""
+    await world.receive()  # makes the group
+    read: list[bytes] = []
+
+    def decode(body: bytes, shape: Any) -> Any:
+        read.append(bytes(body))
+        return decode_json(body, shape)
+
+    monkeypatch.setattr(receive, "decode_json", decode)
+    asked = [(1, answers.JSON), (1, answers.JSON), (2, answers.JSON), (0, answers.JSON), (2, answers.JSON)]
+    asked += [(2, answers.MSGPACK), (2, answers.MSGPACK)]
+    statuses, kinds = [], []
+    for most, accept in asked:
+        path, headers = "/groups/g/messages/receive", {"Accept": accept}
+        status, body = await world.call("POST", path, json={"max_messages": most}, headers=headers)
+        statuses.append(status)
+        kinds.append(isinstance(body, bytes))
+    assert statuses == [200, 200, 200, 400, 200, 200, 200]
+    assert kinds == [False] * 5 + [True] * 2
+    assert [request.max_messages for request in world.store.receives[1:]] == [1, 1, 2, 2, 2, 2]
+    if world.parts.catalog.prompt:
+        assert read.count(b'{"max_messages": 1}') == 1
+        assert len(read) < len(asked)
+
+
+async def test_a_long_body_is_not_kept(world: Any) -> None:
+    """Thousands of connections may have one each: what they ask is read each time."""
+    await world.receive()
+    kept: dict[str, Any] = {}
+    principal, named = Principal(1, "default", "", ["consume"]), {"topic": "t", "group": "g"}
+    for body in (b'{"max_messages":1}', b'{"max_messages":2}' + b" " * 256):
+        call = PromptCall({"Content-Type": answers.JSON}, named, body, world.parts, principal, kept)
+        prompt = receive.prompt(call)
+        assert (prompt is not None) == world.parts.catalog.prompt
+        if prompt is not None:
+            await prompt.future
+        assert [one.raw for one in kept.values()] == [b'{"max_messages":1}']
