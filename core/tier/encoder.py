@@ -8,6 +8,7 @@ fresh. Fresh memory, and an encoder that sweeps the caches, are what others on t
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial, reduce
 from typing import NamedTuple
 
 import google_crc32c
@@ -33,6 +34,8 @@ from millpond.core.tier.layout import (
 from millpond.core.tier.rows import row_bytes
 
 Write = Callable[[memoryview], None]
+Checksum = Callable[[list[bytes]], Callable[[], int]]
+"""Begins the CRC32C of the pieces, one behind the other; what it gives waits for it."""
 
 
 class Encoded(NamedTuple):
@@ -86,11 +89,22 @@ class Grouping:
         return [_group(pa.concat_tables(rows))] if rows else []
 
 
+def crc_of(pieces: list[bytes]) -> int:
+    """CRC32C of the pieces, one behind the other."""
+    return reduce(google_crc32c.extend, pieces, 0)
+
+
+def _at_once(pieces: list[bytes]) -> Callable[[], int]:
+    crc = crc_of(pieces)
+    return lambda: crc
+
+
 class ObjectEncoder:
     """One object. Everything here blocks, nearly all of it outside the interpreter: call it in a thread."""
 
-    def __init__(self, write: Write, topic_id: int, epoch: int) -> None:
-        """`write` takes the object's bytes in their order; they do not change afterwards."""
+    def __init__(self, write: Write, topic_id: int, epoch: int, checksum: Checksum = _at_once) -> None:
+        """`write` takes the object's bytes in their order; they do not change afterwards. `checksum` is asked for
+        that of each row group."""
         self._sink = _Sink(write)
         # Gathered where no other thread of the interpreter is waited for: a row group is some 36 writes.
         self._file = pa.BufferedOutputStream(pa.PythonFile(self._sink, mode="w"), ROW_GROUP_BYTES)
@@ -98,17 +112,18 @@ class ObjectEncoder:
         self._file.flush()  # what a file begins with is of no row group
         self._topic_id = topic_id
         self._epoch = epoch
-        self._groups: list[RowGroup] = []
+        self._checksum = checksum
+        self._groups: list[Callable[[], RowGroup]] = []
         self._ranges: list[QueueRange] = []
 
     def write(self, group: Group) -> None:
         rows, span = group
         at = self._sink.position
-        self._sink.crc = 0
+        self._sink.written = []
         self._writer.write_table(rows, row_group_size=rows.num_rows)
         self._file.flush()
-        size, crc, clocks = self._sink.position - at, self._sink.crc, (span.max_store_ts, span.max_born_ts)
-        self._groups.append(RowGroup(span.queue, span.first, rows.num_rows, at, size, crc, *clocks))
+        size, crc = self._sink.position - at, self._checksum(self._sink.written)
+        self._groups.append(partial(_described, span, rows.num_rows, at, size, crc))
         if self._ranges and self._ranges[-1].queue == span.queue:
             span = _joined(self._ranges.pop(), span)
         self._ranges.append(span)
@@ -116,7 +131,8 @@ class ObjectEncoder:
     def finish(self) -> Encoded:
         """The object is whole: everything was written."""
         assert len(self._groups) <= ROW_GROUPS_PER_OBJECT, "at most 32 queues, and groups of twice their share"
-        footer = Footer(TIER_VERSION, self._topic_id, self._epoch, self._ranges, self._groups)
+        groups = [described() for described in self._groups]
+        footer = Footer(TIER_VERSION, self._topic_id, self._epoch, self._ranges, groups)
         self._writer.add_key_value_metadata({FOOTER_KEY: msgspec.json.encode(footer)})
         tail = self._sink.hold(GUARD_BYTES)
         self._writer.close()
@@ -127,12 +143,16 @@ class ObjectEncoder:
         return Encoded(self._sink.position, footer_bytes, self._ranges)
 
 
+def _described(span: QueueRange, rows: int, at: int, size: int, crc: Callable[[], int]) -> RowGroup:
+    return RowGroup(span.queue, span.first, rows, at, size, crc(), span.max_store_ts, span.max_born_ts)
+
+
 def _group(rows: pa.Table) -> Group:
     return Group(rows, _range_of(rows))
 
 
 class _Sink:
-    """A file for the Parquet writer. `crc`: CRC32C of what was written since it was set to 0."""
+    """A file for the Parquet writer. `written`: the pieces of the row group that is being written."""
 
     closed = False
 
@@ -140,13 +160,13 @@ class _Sink:
         self._write = write
         self._held: bytearray | None = None
         self.position = 0
-        self.crc = 0
+        self.written: list[bytes] = []
 
     def write(self, data: bytes) -> int:
         if self._held is not None:
             self._held += data
         else:
-            self.crc = google_crc32c.extend(self.crc, data)
+            self.written.append(data)
             self._write(memoryview(data))
         self.position += len(data)
         return len(data)

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from millpond.core.errors import Conflict
 from millpond.core.limits import SEAL_END_SECONDS, SEAL_STEP_SECONDS, SEAL_STREAM_BYTES, SEAL_STREAM_STEPS
-from millpond.core.tier.encoder import Encoded, Group, Grouping, ObjectEncoder
+from millpond.core.tier.encoder import Encoded, Group, Grouping, ObjectEncoder, crc_of
 from millpond.core.tier.objects import ObjectStore, Staged
 from millpond.core.tier.rows import rows_of
 from millpond.core.tier.staged import compare
@@ -113,7 +113,7 @@ class _Run:
         self.stream = stream
         self.pieces: list[Piece] = []  # once it was read to its end
         self._threads = threads
-        self._encoder = ObjectEncoder(stream.write, job.topic_id, job.epoch)
+        self._encoder = ObjectEncoder(stream.write, job.topic_id, job.epoch, stream.checksum)
         self._grouping = Grouping(job.most_bytes)
         self._encoding: deque[asyncio.Future[None]] = deque()
         self._first_ts = 0
@@ -192,6 +192,10 @@ class _Stream:
             self._bytes += len(some)
             if self._bytes == SEAL_STREAM_BYTES:
                 self._pass_on()
+
+    def checksum(self, pieces: list[bytes]) -> Callable[[], int]:
+        """As the encoder wants it: by the thread that hashes, since the encoder's is what all others wait for."""
+        return self._threads.hash(partial(crc_of, pieces)).result
 
     def end(self) -> None:
         """Nothing more is written."""

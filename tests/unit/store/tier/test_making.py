@@ -6,13 +6,15 @@ import hashlib
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
+import google_crc32c
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
 from millpond.core.errors import Unavailable
-from millpond.core.limits import MIB
+from millpond.core.limits import MIB, ROW_GROUP_BYTES
 from millpond.core.tier.directory import StagedFile
+from millpond.core.tier.layout import parse_footer
 from millpond.store.tier.making import LocalWork
 from millpond.store.tier.run import Wanted
 from millpond.store.tier.work import Begun, Job
@@ -53,6 +55,20 @@ async def test_a_run_begins_before_the_last_is_finished(world: World, work: Loca
         assert made.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
         assert pq.read_table(path)["body"].to_pylist() == BODIES[4 * number : 4 * number + 4]
         await work.drop(one.number)
+
+
+async def test_each_row_group_has_the_checksum_of_its_bytes(world: World, work: LocalWork) -> None:
+    """Also one that the encoder hands on in several pieces, and the last, which is there when the footer is written."""
+    world.source.append(0, [np.random.default_rng(12).bytes(9 * MIB)])
+    begun = await begin(world, work, 0, 13)
+    made = await work.finish(begun.number)
+    await work.put(made, "object.parquet")
+    data = (world.folder / "tier" / "object.parquet").read_bytes()
+    footer, _ = parse_footer(data[-made.footer_bytes :])
+    assert len(footer.groups) > 2
+    for group in footer.groups:
+        assert google_crc32c.value(data[group.at : group.at + group.bytes]) == group.crc32c
+    assert max(group.bytes for group in footer.groups) > 2 * ROW_GROUP_BYTES
 
 
 async def test_what_cannot_be_written_at_last_is_gone(
