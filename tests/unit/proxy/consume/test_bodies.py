@@ -9,9 +9,9 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
+from support.frames import plain
 
 from millpond.core.frame import CODEC_ZSTD
-from millpond.core.schema import message_schema
 from millpond.proxy.codec import answers
 from millpond.proxy.codec.answers import Rows
 from millpond.proxy.frames import bodies, decode, has_bodies_alone
@@ -19,12 +19,6 @@ from millpond.store.client import ReceiveResult, StoredFrame
 
 BESIDE: dict[str, Any] = {"receipts": [{"receipt": "token", "queue": 3, "rows": "0-2"}]}
 MANY = answers.FEW_ROWS + 40  # enough to be put together by columns
-
-
-def plain(first: int, texts: list[bytes]) -> StoredFrame:
-    """A frame of bodies alone."""
-    payload = pa.RecordBatch.from_arrays([pa.array(texts, pa.binary())], schema=message_schema(0)).serialize()
-    return StoredFrame(11, first * 4096 + 8, first, len(texts), 0, 0, 1_000, payload.size, pa.py_buffer(b""), payload)
 
 
 def both(frame: StoredFrame, first: int, end: int, base: int) -> tuple[Rows, Rows]:

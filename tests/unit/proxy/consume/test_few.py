@@ -8,23 +8,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from support.frames import plain
 
 from millpond.core.errors import Internal
-from millpond.core.schema import message_schema
 from millpond.proxy.codec import answers, few
 from millpond.proxy.codec.answers import Rows
 from millpond.proxy.frames import decode, within
 from millpond.store.client import ReceiveResult, StoredFrame
 
 BESIDE: dict[str, Any] = {"receipts": [{"receipt": "token", "queue": 3, "rows": "0-2"}]}
-
-
-def plain(first: int, bodies: list[bytes], store_ts: int = 1_000) -> StoredFrame:
-    """A frame of bodies alone."""
-    payload = pa.RecordBatch.from_arrays([pa.array(bodies, pa.binary())], schema=message_schema(0)).serialize()
-    return StoredFrame(
-        11, first * 4096 + 8, first, len(bodies), 0, 0, store_ts, payload.size, pa.py_buffer(b""), payload
-    )
 
 
 def rows_of(frames: list[StoredFrame], first: int, end: int) -> tuple[Rows, Rows]:
