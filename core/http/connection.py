@@ -9,7 +9,7 @@
 
 Time is watched by one sweep, not by a timer each: a request costs two attribute writes. It looks at the connections
 that are in `watched`: those that have no whole head yet, or whose client takes nothing. Others, long polls among them,
-cost nothing.
+cost nothing; but for a timer, once in an idle time, which thousands of them share the turn of.
 This file and `server.py` are the only ones that know aiohttp's `RequestHandler` from inside.
 """
 
@@ -19,6 +19,7 @@ import asyncio
 import logging
 from functools import partial
 from http import HTTPStatus
+from math import ceil
 from typing import Any, NamedTuple, Protocol
 
 from aiohttp import HttpVersion11, StreamReader, web
@@ -42,6 +43,7 @@ READ_BYTES = 1 << 20  # of a body that aiohttp receives: it pauses the client at
 REFUSED_CONNECTIONS = 256  # beyond the cap: told why; beyond these: closed without a word
 PROMPT_SECONDS = 1.0  # a large body that aiohttp does not know of may take so long: then it is told
 REFUSED_SECONDS = 1.0  # a refused connection is told why after its first bytes, or after so long
+IDLE_STEP = 64  # an idle connection is closed up to this part of the time late: one turn of the loop for many
 
 STRANGE_MOST = 8  # heads in a row that did not come again: then only one in ..
 STRANGE_EACH = 64  # .. is remembered
@@ -136,6 +138,9 @@ class Connection(web.RequestHandler):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        if self._keepalive_handle is not None:  # a first request that does not come is seen by the sweep
+            self._keepalive_handle.cancel()
+            self._keepalive_handle = None
         self._watched.add(self)
 
     def connection_lost(self, exc: BaseException | None) -> None:
@@ -259,7 +264,7 @@ class Connection(web.RequestHandler):
         body = StraightBody(taken.size, taken.body)
         self._arriving = _Arriving(taken, data[: len(data) - len(taken.body)], body)
         self._watched.add(self)
-        self._receive(body)
+        self._receive(body, quick=True)
         return True
 
     def body_received(self, body: StraightBody) -> None:
@@ -282,6 +287,8 @@ class Connection(web.RequestHandler):
         if arriving is None:
             return
         self._again = None
+        if self._place is not None:
+            self._place.slow()
         super().data_received(arriving.head)
         if not self._messages:
             return
@@ -296,11 +303,11 @@ class Connection(web.RequestHandler):
         if self.transport is not None:
             self._parser = self._new_parser()
 
-    def _receive(self, body: StraightBody) -> None:
+    def _receive(self, body: StraightBody, *, quick: bool = False) -> None:
         assert self.transport is not None
         if self._place is None:
             self._place = Straight(self, self.transport)
-        self._place.receive(body)
+        self._place.receive(body, quick=quick)
 
     def _under_way(self, prompt: Prompt) -> None:
         assert self._manager is not None
@@ -332,7 +339,8 @@ class Connection(web.RequestHandler):
             self.data_received(held)
 
     def _idle_from_now(self) -> None:
-        self._next_keepalive_close_time = self._loop.time() + self._bounds.idle_seconds
+        step = self._bounds.idle_seconds / IDLE_STEP
+        self._next_keepalive_close_time = ceil(self._loop.time() / step + IDLE_STEP) * step
         if self._keepalive_handle is None:
             self._keepalive_handle = self._loop.call_at(self._next_keepalive_close_time, self._process_keepalive)
 

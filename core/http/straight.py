@@ -9,6 +9,9 @@ socket: no more than the rest is ever asked for. Who sent a large body sends ano
 it are asked for in a small piece, so that little of it comes by another way; if it is none, the connection has its
 place back. Whether a body is wanted is decided meanwhile: one that nobody takes is received and forgotten.
 
+Of a body that is `quick` little is told before most of it has come (`low_water.py`). A slow one is waited for with a
+deadline, which each byte of it is to move.
+
 A body that is given up (too slow) is received further, onto itself, so that the client can read its answer before
 the connection closes: aiohttp waits for that, a little (`connection.LINGER_SECONDS`).
 """
@@ -21,6 +24,7 @@ from typing import Protocol
 import pyarrow as pa
 from aiohttp import StreamReader
 
+from millpond.core.http.low_water import LowWater
 from millpond.core.limits import BATCH_BYTES, BATCH_OVERHEAD_BYTES
 
 STRAIGHT_BYTES = 128 * 1024  # smaller bodies come in one or two reads anyway
@@ -53,8 +57,12 @@ class StraightBody:
         return STRAIGHT_BYTES <= size <= STRAIGHT_BYTES_MOST and cls.declared + size <= STRAIGHT_BYTES_AT_ONCE
 
     @property
+    def left(self) -> int:
+        return len(self.view) - self.done
+
+    @property
     def whole(self) -> bool:
-        return self.done == len(self.view)
+        return not self.left
 
     async def received(self, seconds: float, bytes_per_second: float) -> memoryview:
         """The body, once it is whole. Raises TimeoutError when it takes longer than `seconds` and one for each
@@ -102,14 +110,24 @@ class Straight(asyncio.BufferedProtocol):
         self._owner = owner
         self._transport = transport
         self._body: StraightBody | None = None
+        self._quick = False
+        self._low_water = LowWater(transport)
         self._in_place = False
 
-    def receive(self, body: StraightBody) -> None:
-        """The rest of `body` comes next."""
+    def receive(self, body: StraightBody, *, quick: bool = False) -> None:
+        """The rest of `body` comes next. Nobody looks at how much of a `quick` one has come until `slow` says so."""
         self._body = body
+        self._quick = quick
+        if quick:
+            self._low_water.expect(body.left)
         if not self._in_place:
             self._in_place = True
             self._transport.set_protocol(self)
+
+    def slow(self) -> None:
+        """What comes is told at once from now on, and whatever has come."""
+        self._quick = False
+        self._low_water.expect(0)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         body = self._body
@@ -124,6 +142,8 @@ class Straight(asyncio.BufferedProtocol):
                 self._transport.set_protocol(self._owner)  # type: ignore[arg-type]  # a protocol, by its Connection
             return
         body.done += nbytes
+        if self._quick:
+            self._low_water.expect(body.left)
         if body.whole:
             self._body = None
             body.ended()

@@ -30,6 +30,7 @@ from millpond.core.deadlines import Deadlines
 from millpond.core.gathered import Buffer
 from millpond.core.http.address import address_of
 from millpond.core.http.heard import Chunks, Head, head_of, length_of
+from millpond.core.http.low_water import LowWater
 
 RECEIVE_BYTES = 256 * limits.KIB  # by one call of the kernel, which gives the core to nobody else meanwhile
 HEAD_END = b"\r\n\r\n"
@@ -255,6 +256,7 @@ class Wire(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass
+        self._low_water = LowWater(self._transport)
 
     def eof_received(self) -> None:
         self._gone(None)  # at once: a transport with bytes unsent would wait to get rid of them
@@ -276,6 +278,7 @@ class Wire(asyncio.BufferedProtocol):
                 self._look()
             else:
                 self._rest = self._rest[nbytes:]
+                self._low_water.expect(len(self._rest))
                 if not self._rest:
                     self._end(self._body)
         except ValueError as error:
@@ -334,6 +337,7 @@ class Wire(asyncio.BufferedProtocol):
         self._rest[: self._filled] = self._buffer[: self._filled]
         self._rest = self._rest[self._filled :]
         self._filled = 0
+        self._low_water.expect(len(self._rest))
 
     def _more(self) -> None:
         """Bytes of a body whose length is not known beforehand."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -176,7 +177,7 @@ async def test_a_store_that_stops_ends_them(known: Known) -> None:
 
 @pytest.mark.parametrize("seconds", [0.001, 0.05, 1.0, 30.0])
 async def test_waits_end_together_and_hardly_early(seconds: float) -> None:
-    """At most a 128th of their length early, so that those of about the same time are one set."""
+    """At most a 32nd of their length early, so that those of about the same time are one set."""
     loop = asyncio.get_running_loop()
     ends = Ends()
     sets = set()
@@ -188,10 +189,25 @@ async def test_waits_end_together_and_hardly_early(seconds: float) -> None:
         assert future in together
     at = list(ends._due)
     now = loop.time() * 1000
-    assert min(at) >= begun + seconds * 1000 * (1 - 1 / 128) - 2
+    assert min(at) >= begun + seconds * 1000 * (1 - 1 / 32) - 2
     assert max(at) <= now + seconds * 1000 + 22
     if seconds >= 1:
-        assert len(sets) <= 2 + (20 + now - begun) * 256 / (seconds * 1000)
+        assert len(sets) <= 2 + (20 + now - begun) * 64 / (seconds * 1000)
+    ends.close()
+
+
+async def test_many_waits_end_in_turns() -> None:
+    """However many end at one moment, others get their turn in between."""
+    loop = asyncio.get_running_loop()
+    ends = Ends()
+    futures = [loop.create_future() for _ in range(1000)]
+    for future in futures:
+        ends.add(future, 0.001)
+    done = [0]
+    while done[-1] < len(futures):
+        await asyncio.sleep(0)
+        done.append(sum(future.done() for future in futures))
+    assert max(after - before for before, after in pairwise(done)) <= 100
     ends.close()
 
 

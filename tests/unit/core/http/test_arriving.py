@@ -171,12 +171,14 @@ async def test_none_overtakes_one_that_is_handled(serve: Serve) -> None:
 
 
 async def test_a_body_that_stops_ends_with_408(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the time that any body has, and the connection closes."""
+    """After the time that any body has, counting all that came of it, and the connection closes."""
     monkeypatch.setattr(connection_module, "PROMPT_SECONDS", 0.01)
     server, raw = await _first(serve, Bounds(pace=BodyPace(0.1, 1e9), stall_seconds=0.1))
-    await _half(raw, _random(LARGE))
-    status, headers, _ = await raw.answer()
+    body = _random(LARGE)
+    rest = await _half(raw, body)
+    status, headers, problem = await raw.answer()
     assert (status, headers["connection"]) == (408, "close")
+    assert f"{len(body) - len(rest)} bytes so far" in problem.decode()
     await raw.close()
     await until(lambda: StraightBody.declared == 0 and server.connections == 0)
 

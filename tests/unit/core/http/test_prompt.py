@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import cast
 
 import pytest
 from aiohttp import web
 from aiohttp.web_protocol import MAX_MSG_QUEUE_SIZE
 
 from millpond.core.errors import BadRequest, MillpondError, Unavailable
+from millpond.core.http import connection as connection_module
 from millpond.core.http.call import Call, Principal
 from millpond.core.http.connection import Bounds
 from millpond.core.http.prompt import Encoded, Prompt, PromptCall
@@ -200,6 +202,32 @@ async def test_an_idle_connection_of_prompt_answers_is_closed(serve: Serve) -> N
     assert (await raw.answer())[2] == b"prompt one"
     assert await raw.rest() == b""
     await raw.close()
+
+
+async def test_idle_connections_share_their_timers(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that are idle from about the same moment on end in one turn of the loop, and none has a timer before."""
+    ends: list[float] = []
+    real = connection_module.Connection._idle_from_now
+
+    def noted(self: connection_module.Connection) -> None:
+        assert self._keepalive_handle is None
+        real(self)
+        timer = cast(asyncio.TimerHandle, self._keepalive_handle)  # uvloop's own is no subclass
+        ends.append(timer.when())
+
+    monkeypatch.setattr(connection_module.Connection, "_idle_from_now", noted)
+    desk, idle = Desk(), 64 * 3600
+    server = await serve([desk.route], Bounds(idle_seconds=idle))
+    for number in range(4):
+        raw = await Raw.open(server)
+        await raw.send(post(b"%d" % number))
+        await until(lambda: bool(desk.waiting))
+        desk.waiting.pop().set_result(b"one")
+        await raw.answer()
+        await raw.close()
+    now = asyncio.get_running_loop().time()
+    assert len(ends) == 4 and len(set(ends)) == 1
+    assert idle - 5 <= ends[0] - now <= idle * (1 + 1 / 64)
 
 
 async def test_much_that_waits_stops_the_reading(serve: Serve) -> None:
