@@ -12,7 +12,7 @@ import socket
 from millpond.core import limits
 
 LEAST_BYTES = 128 * limits.KIB  # less comes in a segment or two
-MOST_BYTES = limits.MIB  # beyond that, receiving goes on beside sending
+MOST_BYTES = 2 * limits.MIB  # beyond that, receiving goes on beside sending
 
 
 class LowWater:
