@@ -102,7 +102,8 @@ class FramesAhead:
             self._tasks.spawn(self._read(queue_id, end, 2 * (end - first), size + size // 2), "read ahead")
 
     async def _read(self, queue_id: int, offset: int, rows: int, max_bytes: int) -> None:
-        """Read frames from `offset` on, until they and those that are here already have `max_bytes`."""
+        """Read frames from `offset` on, until they and those that are here already have `max_bytes`; but for the one
+        that is being read."""
         queue = self._queues.get(queue_id)
         most = 0 if queue is None else min(rows, queue.confirmed_end - offset)
         if most <= 0:
@@ -129,11 +130,14 @@ class FramesAhead:
         """Those of the first `max_bytes` that are neither here nor on their way, as whole frames."""
         chosen: list[FrameSpot] = []
         for spot in spots:
+            kept = self._kept.get(spot.position)
+            here = self._reader.begun(spot) if kept is None else kept.frame
+            if here is not None and here.first_offset < spot.first:
+                continue  # it is being read: what is wanted stands behind it
             max_bytes -= spot.length
             if max_bytes < 0:
                 break
-            here = spot.position in self._kept or spot.position in self._loading or self._reader.in_memory(spot)
-            if not here:
+            if here is None and spot.position not in self._loading and not self._reader.in_memory(spot):
                 chosen.append(spot._replace(first=0, end=0))
         return chosen
 

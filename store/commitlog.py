@@ -217,6 +217,11 @@ class CommitLog:
         return self.segments[(position - self.segments[0].base) // self.segment_bytes]
 
     @property
+    def open_from(self) -> int:
+        """Where the segment begins that is written to: all before it is only read."""
+        return self.written - self.written % self.segment_bytes
+
+    @property
     def has_spare(self) -> bool:
         """Whether a segment is ready that is still empty."""
         return bool(self.segments) and self.segments[-1].base >= max(1, self.tail)

@@ -36,6 +36,7 @@ _WHOLE_BYTES_PER_SECOND = 256 * MIB  # of large files: one step each half millis
 _GONE = ".gone"  # behind the name of a file whose blocks are being given back
 _HALF = ".tmp"  # behind the name of one that is being written whole
 UNCACHED_WRITE_BYTES = 128 * KIB  # smaller writes share pages with what follows: those stay
+DIRECT_READ_BYTES = 256 * KIB  # less is often there already: the kernel reads ahead
 
 
 class File(Protocol):
@@ -45,8 +46,9 @@ class File(Protocol):
         """Up to `length` bytes; fewer only at the end of the file."""
         ...
 
-    def read_once(self, position: int, length: int) -> pa.Buffer:
-        """The same for what nobody is likely to want again soon: leaves no pages in memory that were not there."""
+    def read_once(self, position: int, length: int, *, still: bool = False) -> pa.Buffer:
+        """The same for what nobody is likely to want again soon: leaves no pages in memory that were not there.
+        `still`: nobody writes to this file now."""
         ...
 
     def read_gently(self, position: int, length: int, before_step: Callable[[], None], still: bool) -> pa.Buffer:
@@ -187,6 +189,10 @@ def _split(buffers: Sequence[Buffer], length: int) -> tuple[list[Buffer], list[B
     return before, []
 
 
+def _at_once() -> None:
+    """What is done before a step of a read that waits for nobody."""
+
+
 class _Gentle:
     """Descriptors of an open file that the kernel reads nothing ahead for.
 
@@ -201,25 +207,32 @@ class _Gentle:
         self._fds: dict[bool, int | None] = {}
         self._closed = False
 
+    @property
+    def reads_direct(self) -> bool:
+        return bool(_Uncached.flag) and self._opened(direct=True) is not None
+
     def read(self, position: int, into: memoryview, *, direct: bool) -> int:
         """Whole pages at a position of whole pages; how many bytes, fewer only at the end of the file."""
-        fd = self._opened(direct=True) if direct and _Uncached.flag else None
-        if fd is not None:
-            try:
-                return os.preadv(fd, [into], position)
-            except OSError as error:
-                if error.errno != errno.EINVAL:  # blocks of another size than pages
-                    raise
-                self._fds[True] = None
+        done = self._read_direct(position, into) if direct and self.reads_direct else 0
         fd = self._opened(direct=False)
         assert fd is not None
-        done = 0
         while done < len(into):
             got = _preadv_uncached(fd, [into[done:]], position + done)
             if not got:
                 break
             done += got
         return done
+
+    def _read_direct(self, position: int, into: memoryview) -> int:
+        fd = self._opened(direct=True)
+        assert fd is not None
+        try:
+            return os.preadv(fd, [into], position)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # blocks of another size than pages
+                raise
+            self._fds[True] = None
+            return 0
 
     def _opened(self, *, direct: bool) -> int | None:
         """None: this filesystem has no direct reads."""
@@ -269,7 +282,9 @@ class SystemFile:
             data += more
         return data
 
-    def read_once(self, position: int, length: int) -> pa.Buffer:
+    def read_once(self, position: int, length: int, *, still: bool = False) -> pa.Buffer:
+        if still and length >= DIRECT_READ_BYTES and self._gentle.reads_direct:
+            return self._read_pages(position, length, length + 2 * mmap.PAGESIZE, _at_once, still)
         data = pa.allocate_buffer(length)
         view = memoryview(data)
         done = 0
@@ -281,6 +296,11 @@ class SystemFile:
         return data if done == length else data.slice(0, done)
 
     def read_gently(self, position: int, length: int, before_step: Callable[[], None], still: bool) -> pa.Buffer:
+        return self._read_pages(position, length, self.step_bytes, before_step, still)
+
+    def _read_pages(
+        self, position: int, length: int, step_bytes: int, before_step: Callable[[], None], direct: bool
+    ) -> pa.Buffer:
         first = position - position % mmap.PAGESIZE
         whole = -(-(position + length - first) // mmap.PAGESIZE) * mmap.PAGESIZE
         space = pa.allocate_buffer(whole + mmap.PAGESIZE)
@@ -288,9 +308,9 @@ class SystemFile:
         view = memoryview(space)[skip : skip + whole]
         done = 0
         while done < whole:
-            step = view[done : done + self.step_bytes]
+            step = view[done : done + step_bytes]
             before_step()
-            got = self._gentle.read(first + done, step, direct=still)
+            got = self._gentle.read(first + done, step, direct=direct)
             done += got
             if got < len(step):
                 break  # the end of the file

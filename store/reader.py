@@ -62,7 +62,7 @@ class Segments(Protocol):
     @property
     def first_position(self) -> int: ...
     @property
-    def segments(self) -> list[Segment]: ...
+    def open_from(self) -> int: ...
     def segment_of(self, position: int) -> Segment | None: ...
     def read_header(self, position: int) -> FrameHeader | None: ...
 
@@ -92,6 +92,10 @@ class FrameReader:
     def in_memory(self, spot: FrameSpot) -> bool:
         """Whether this frame is one of the newest: no disk is read for it."""
         return self._recent.get(spot.position) is not None
+
+    def begun(self, spot: FrameSpot) -> StoredFrame | None:
+        """This frame, when it was read for a part of its rows and kept for the rest."""
+        return self._begun.get(spot.position)
 
     async def _stored(self, spots: list[FrameSpot], background: bool = False) -> list[StoredFrame]:
         """The frames at `spots` from their segments."""
@@ -178,11 +182,11 @@ class FrameReader:
         frames: list[StoredFrame] = []
         for extent in extents:
             file, at = extent.segment.file, extent.position - extent.segment.base
+            still = extent.segment.base < self._log.open_from
             if gently:
-                still = extent.segment is not self._log.segments[-1]
                 data = file.read_gently(at, extent.end - extent.position, self._flushes.stand_back, still)
             else:
-                data = file.read_once(at, extent.end - extent.position)
+                data = file.read_once(at, extent.end - extent.position, still=still)
             self._parse(extent, data, frames)
         return frames
 

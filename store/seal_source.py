@@ -73,9 +73,7 @@ class EngineSealSource:
 
     @property
     def open_from(self) -> int:
-        """Where the segment begins that is written to."""
-        log = self._tail.log
-        return log.tail - log.tail % log.segment_bytes
+        return self._tail.log.open_from
 
     @property
     def behind(self) -> bool:

@@ -50,11 +50,6 @@ class SegmentFiles:
         self._steps = steps
         self._open: OrderedDict[int, Segment] = OrderedDict()
 
-    @property
-    def segments(self) -> list[Segment]:
-        """Those that are open here."""
-        return list(self._open.values())
-
     def segment_of(self, position: int) -> Segment | None:
         base = position - position % self._place.segment_bytes
         segment = self._open.pop(base, None)

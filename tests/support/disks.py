@@ -29,7 +29,7 @@ class MemoryFile:
     def read(self, position: int, length: int) -> bytes:
         return bytes(self._data[position : position + length])
 
-    def read_once(self, position: int, length: int) -> pa.Buffer:
+    def read_once(self, position: int, length: int, *, still: bool = False) -> pa.Buffer:
         return pa.py_buffer(self.read(position, length))
 
     def read_gently(self, position: int, length: int, before_step: Callable[[], None], still: bool) -> pa.Buffer:

@@ -105,6 +105,20 @@ async def test_who_reads_on_finds_the_next_frames_in_memory(ahead: Ahead, at_onc
     assert ahead.bytes == 0
 
 
+@pytest.mark.parametrize("rows", [ROWS // 2, ROWS // 4, ROWS * 3 // 8])
+async def test_who_takes_frames_in_parts_finds_the_next_one(ahead: Ahead, rows: int) -> None:
+    """Each frame is read once, and but for the first before somebody waits for it."""
+    frames: list[StoredFrame] = []
+    for first in range(0, FRAMES * ROWS, rows):
+        read = len(ahead.reader.loaded)
+        frames += await ahead.frames(1, await ahead.directory.spots(1, first, rows), goes_on=True)
+        assert first == 0 or len(ahead.reader.loaded) == read
+        await ahead.still()
+    positions = list(dict.fromkeys(frame.position for frame in frames))
+    assert len(positions) == FRAMES and sorted(ahead.reader.loaded) == positions == sorted(positions)
+    assert ahead.bytes == 0
+
+
 async def test_they_are_read_before_they_are_asked_for(ahead: Ahead) -> None:
     """The second of two reads in a row brings more than it answers."""
     await ahead.frame(0)

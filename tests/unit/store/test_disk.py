@@ -2,6 +2,7 @@
 
 import ctypes
 import errno
+import fcntl
 import mmap
 import os
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from millpond.core.tier.gentle import SHRINK_BYTES, STEP_BYTES, Steps
 from millpond.store import disk as disk_module
 from millpond.store.disk import (
     _ALLOCATE_STEP,
+    DIRECT_READ_BYTES,
     UNCACHED_WRITE_BYTES,
     File,
     SystemDisk,
@@ -192,6 +194,41 @@ def test_a_gentle_read_gives_the_same(file: File, position: int, length: int, st
     assert file.read_gently(position + length + 9_000, 10, lambda: None, still).to_pybytes() == b""
 
 
+@pytest.mark.parametrize("position", [0, 1, 4_096, 10_001])
+@pytest.mark.parametrize("beyond", [0, 1, 5_000])
+def test_a_large_read_gives_the_same(file: File, position: int, beyond: int) -> None:
+    """At any place, in memory or not, and up to the end of the file; and it leaves nothing in memory."""
+    data = os.urandom(position + DIRECT_READ_BYTES + 777)
+    file.write(0, [data])
+    for _ in range(2):
+        found = file.read_once(position, len(data) - position + beyond, still=True)
+        assert found.to_pybytes() == data[position:]
+        file.sync()
+
+
+def test_a_large_read_goes_past_the_kernel(file: File, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one step, into the memory where it stays; a smaller one, and one of a file that is written to, do not."""
+    if not _Uncached.flag:
+        pytest.skip("this kernel or filesystem has no RWF_DONTCACHE: what was written is in memory")
+    file.write(0, [bytes(DIRECT_READ_BYTES)])
+    file.sync()
+    direct: list[int] = []
+    real = os.preadv
+
+    def preadv(fd: int, buffers: list[memoryview], position: int, flags: int = 0) -> int:
+        got = real(fd, buffers, position, flags)
+        if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT:
+            direct.append(got)
+        return got
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    file.read_once(0, DIRECT_READ_BYTES)
+    file.read_once(0, DIRECT_READ_BYTES - 1, still=True)
+    assert direct == []
+    file.read_once(0, DIRECT_READ_BYTES, still=True)
+    assert direct == [DIRECT_READ_BYTES]
+
+
 @pytest.mark.parametrize("still", [True, False])
 def test_a_gentle_read_stands_back_before_each_step(file: File, still: bool) -> None:
     """No step is larger than it may be."""
@@ -216,7 +253,7 @@ def test_a_gentle_read_reads_nothing_ahead_and_leaves_nothing(file: File, tmp_pa
 @pytest.mark.parametrize("refused", ["open", "preadv"])
 def test_without_direct_reads_it_goes_the_usual_way(file: File, refused: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A filesystem that has none says so when the file is opened, or when it is read."""
-    data = os.urandom(2 * STEP_BYTES)
+    data = os.urandom(DIRECT_READ_BYTES + 777)
     file.write(0, [data])
     file.sync()
     real_open, real_read = os.open, os.preadv
@@ -237,7 +274,24 @@ def test_without_direct_reads_it_goes_the_usual_way(file: File, refused: str, mo
 
     monkeypatch.setattr(os, "open", open_)
     monkeypatch.setattr(os, "preadv", preadv)
-    assert file.read_gently(1, len(data) - 1, lambda: None, True).to_pybytes() == data[1:]
+    for _ in range(2):
+        assert file.read_once(1, len(data) - 1, still=True).to_pybytes() == data[1:]
+        assert file.read_gently(1, len(data) - 1, lambda: None, True).to_pybytes() == data[1:]
+
+
+def test_a_direct_read_that_ends_early_goes_on(file: File, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel may give less than it was asked for."""
+    data = os.urandom(DIRECT_READ_BYTES)
+    file.write(0, [data])
+    file.sync()
+    real = os.preadv
+
+    def preadv(fd: int, buffers: list[memoryview], position: int, flags: int = 0) -> int:
+        return real(fd, [buffers[0][: mmap.PAGESIZE]], position, flags)
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    assert file.read_once(0, len(data), still=True).to_pybytes() == data
+    assert file.read_gently(0, len(data), lambda: None, True).to_pybytes() == data
 
 
 def test_a_closed_file_is_not_read(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from support.disks import MemoryDisk, MemoryFile
 from support.stores import StoreMetadata, append, bodies_of, messages, open_store
@@ -119,6 +120,26 @@ async def test_the_disk_is_read_gently_while_flushes_are_awaited(store: LocalSto
     reader.flushes.awaited()
     await reader.frames(whole)
     assert reader.gently == [False, True, True]
+
+
+async def test_a_read_knows_whether_its_segment_is_closed(
+    store: LocalStore, reader: CountingReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody writes to one that is full; the next one is there before that."""
+    told: list[tuple[bool, bool]] = []  # and whether there was a next one
+    log, real = reader._log, MemoryFile.read_once
+
+    def read_once(self: MemoryFile, position: int, length: int, *, still: bool = False) -> pa.Buffer:
+        if self is log.segments[0].file:
+            told.append((still, len(log.segments) > 1))
+        return real(self, position, length, still=still)
+
+    monkeypatch.setattr(MemoryFile, "read_once", read_once)
+    while log.tail < log.segments[0].end:
+        await append(store, messages([BODY] * ROWS))
+        await reader.frames(await spots(store, 0, ROWS))
+    assert [still for still, _ in told] == [False] * (len(told) - 1) + [True]
+    assert (False, True) in told
 
 
 @pytest.mark.parametrize("background", [False, True])
