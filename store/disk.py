@@ -213,7 +213,7 @@ class _Gentle:
 
     def read(self, position: int, into: memoryview, *, direct: bool) -> int:
         """Whole pages at a position of whole pages; how many bytes, fewer only at the end of the file."""
-        done = self._read_direct(position, into) if direct and self.reads_direct else 0
+        done = self._read_direct(position, into) if direct else 0
         fd = self._opened(direct=False)
         assert fd is not None
         while done < len(into):
@@ -224,8 +224,9 @@ class _Gentle:
         return done
 
     def _read_direct(self, position: int, into: memoryview) -> int:
-        fd = self._opened(direct=True)
-        assert fd is not None
+        fd = self._opened(direct=True) if _Uncached.flag else None
+        if fd is None:
+            return 0
         try:
             return os.preadv(fd, [into], position)
         except OSError as error:
