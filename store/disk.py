@@ -189,10 +189,6 @@ def _split(buffers: Sequence[Buffer], length: int) -> tuple[list[Buffer], list[B
     return before, []
 
 
-def _at_once() -> None:
-    """What is done before a step of a read that waits for nobody."""
-
-
 class _Gentle:
     """Descriptors of an open file that the kernel reads nothing ahead for.
 
@@ -207,9 +203,9 @@ class _Gentle:
         self._fds: dict[bool, int | None] = {}
         self._closed = False
 
-    @property
-    def reads_direct(self) -> bool:
-        return bool(_Uncached.flag) and self._opened(direct=True) is not None
+    def direct(self) -> int | None:
+        """The descriptor for direct reads; None where there are none."""
+        return self._opened(direct=True) if _Uncached.flag else None
 
     def read(self, position: int, into: memoryview, *, direct: bool) -> int:
         """Whole pages at a position of whole pages; how many bytes, fewer only at the end of the file."""
@@ -224,7 +220,7 @@ class _Gentle:
         return done
 
     def _read_direct(self, position: int, into: memoryview) -> int:
-        fd = self._opened(direct=True) if _Uncached.flag else None
+        fd = self.direct()
         if fd is None:
             return 0
         try:
@@ -284,8 +280,8 @@ class SystemFile:
         return data
 
     def read_once(self, position: int, length: int, *, still: bool = False) -> pa.Buffer:
-        if still and length >= DIRECT_READ_BYTES and self._gentle.reads_direct:
-            return self._read_pages(position, length, length + 2 * mmap.PAGESIZE, _at_once, still)
+        if still and length >= DIRECT_READ_BYTES and self._gentle.direct() is not None:
+            return self._read_pages(position, length, direct=True)
         data = pa.allocate_buffer(length)
         view = memoryview(data)
         done = 0
@@ -297,20 +293,23 @@ class SystemFile:
         return data if done == length else data.slice(0, done)
 
     def read_gently(self, position: int, length: int, before_step: Callable[[], None], still: bool) -> pa.Buffer:
-        return self._read_pages(position, length, self.step_bytes, before_step, still)
+        return self._read_pages(position, length, direct=still, steps=(self.step_bytes, before_step))
 
     def _read_pages(
-        self, position: int, length: int, step_bytes: int, before_step: Callable[[], None], direct: bool
+        self, position: int, length: int, *, direct: bool, steps: tuple[int, Callable[[], None]] | None = None
     ) -> pa.Buffer:
+        """`steps`: how long each is at most, and what is called before it; None: all at once."""
         first = position - position % mmap.PAGESIZE
         whole = -(-(position + length - first) // mmap.PAGESIZE) * mmap.PAGESIZE
         space = pa.allocate_buffer(whole + mmap.PAGESIZE)
         skip = -space.address % mmap.PAGESIZE  # a direct read needs whole blocks in memory, too
         view = memoryview(space)[skip : skip + whole]
+        step_bytes, before_step = steps or (whole, None)
         done = 0
         while done < whole:
             step = view[done : done + step_bytes]
-            before_step()
+            if before_step is not None:
+                before_step()
             got = self._gentle.read(first + done, step, direct=direct)
             done += got
             if got < len(step):

@@ -339,14 +339,17 @@ class Connection(web.RequestHandler):
             self.data_received(held)
 
     def _idle_from_now(self) -> None:
-        step = self._bounds.idle_seconds / IDLE_STEP
-        self._next_keepalive_close_time = ceil(self._loop.time() / step + IDLE_STEP) * step
+        self._next_keepalive_close_time = self._shared(self._loop.time() + self._bounds.idle_seconds)
         if self._keepalive_handle is None:
             self._keepalive_handle = self._loop.call_at(self._next_keepalive_close_time, self._process_keepalive)
+
+    def _shared(self, time: float) -> float:
+        return end_of_step(time, self._bounds.idle_seconds / IDLE_STEP)
 
     def _process_keepalive(self) -> None:
         """aiohttp's timer, which knows nothing of a request that has no task: the idle time begins with its answer."""
         if self._prompting is None and self._arriving is None:
+            self._next_keepalive_close_time = self._shared(self._next_keepalive_close_time)  # by aiohttp, it is not
             super()._process_keepalive()
         else:
             self._keepalive_handle = None
@@ -480,6 +483,11 @@ class Connection(web.RequestHandler):
         response = problem_response(error, "-")
         response.force_close()
         return response
+
+
+def end_of_step(time: float, step: float) -> float:
+    """The end of the step that `time` is in, which is its own: a millionth of a step past an end is that end still."""
+    return ceil(time / step - 1e-6) * step
 
 
 def headers_too_large(limit_bytes: int) -> HeadersTooLarge:

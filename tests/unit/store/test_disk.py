@@ -197,7 +197,7 @@ def test_a_gentle_read_gives_the_same(file: File, position: int, length: int, st
 @pytest.mark.parametrize("position", [0, 1, 4_096, 10_001])
 @pytest.mark.parametrize("beyond", [0, 1, 5_000])
 def test_a_large_read_gives_the_same(file: File, position: int, beyond: int) -> None:
-    """At any place, in memory or not, and up to the end of the file; and it leaves nothing in memory."""
+    """At any place, in memory or not, and up to the end of the file."""
     data = os.urandom(position + DIRECT_READ_BYTES + 777)
     file.write(0, [data])
     for _ in range(2):

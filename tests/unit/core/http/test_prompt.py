@@ -204,6 +204,16 @@ async def test_an_idle_connection_of_prompt_answers_is_closed(serve: Serve) -> N
     await raw.close()
 
 
+@pytest.mark.parametrize("step", [0.1 / 64, 75 / 64, 3600.0])
+def test_an_end_of_a_step_is_its_own(step: float) -> None:
+    """An idle time that is moved to the end of its step each time it is looked at does end."""
+    for number in range(1, 20_000):
+        time = 12_345.678 + number * 0.731
+        end = connection_module.end_of_step(time, step)
+        assert -1e-5 * step <= end - time <= step
+        assert connection_module.end_of_step(end, step) == end
+
+
 async def test_idle_connections_share_their_timers(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that are idle from about the same moment on end in one turn of the loop, and none has a timer before."""
     ends: list[float] = []
@@ -228,6 +238,29 @@ async def test_idle_connections_share_their_timers(serve: Serve, monkeypatch: py
     now = asyncio.get_running_loop().time()
     assert len(ends) == 4 and len(set(ends)) == 1
     assert idle - 5 <= ends[0] - now <= idle * (1 + 1 / 64)
+
+
+async def test_idle_connections_of_usual_answers_share_them_too(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the first look on that comes too early: aiohttp's own timer is of the moment of its answer."""
+    made: list[connection_module.Connection] = []
+    real = connection_module.Connection.connection_made
+
+    def noted(self: connection_module.Connection, transport: asyncio.BaseTransport) -> None:
+        real(self, transport)
+        made.append(self)
+
+    monkeypatch.setattr(connection_module.Connection, "connection_made", noted)
+    server = await serve([Desk().route], Bounds(idle_seconds=64 * 3600))
+    ends = set()
+    for _ in range(3):
+        raw = await Raw.open(server)
+        await raw.send(post(b"usual"))
+        assert (await raw.answer())[0] == 200
+        await until(lambda: made[-1]._keepalive_handle is not None)
+        made[-1]._process_keepalive()
+        ends.add(cast(asyncio.TimerHandle, made[-1]._keepalive_handle).when())
+        await raw.close()
+    assert len(ends) == 1
 
 
 async def test_much_that_waits_stops_the_reading(serve: Serve) -> None:
