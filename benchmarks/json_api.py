@@ -3,6 +3,9 @@
 The client looks for no more in an answer than how many messages it has: what is measured is the service. A general
 HTTP client (aiohttp) takes about as long to read such an answer as the service to make it. The limit beside each: the
 same requests to a handler that only decodes, or answers the same bytes (`json_least`).
+
+What the service can do is what it does for eight requests at a time; with two, also measured, it waits for the client
+between them.
 """
 
 from __future__ import annotations
@@ -27,9 +30,12 @@ _names = count()
 ASKED = msgspec.json.encode(
     {"max_messages": RECEIVE_MESSAGES, "max_bytes": RECEIVE_BYTES_MOST, "start": "earliest", "lease_ms": 60_000}
 )
-RECEIVE, RECEIVE_LEAST = "JSON receive of 1,000", "handler that answers the same JSON"
-PRODUCE, PRODUCE_LEAST = "JSON produce of 1,000, memory", "handler that decodes the same JSON"
-AIMS = {RECEIVE: 300_000, PRODUCE: 400_000}
+FEW, MANY = 2, 8  # requests at a time
+RECEIVE, PRODUCE = "JSON receive of 1,000", "JSON produce of 1,000, memory"
+MANY_RECEIVE, MANY_PRODUCE = (f"{name}, {MANY} at a time" for name in (RECEIVE, PRODUCE))
+RECEIVE_LEAST, PRODUCE_LEAST = (
+    f"handler that {does} the same JSON, {MANY} at a time" for does in ("answers", "decodes")
+)
 TOPIC = "bench.json"
 
 
@@ -42,18 +48,18 @@ async def measure(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
         await batched.produce(connection, TOPIC, setup.message_bytes, count=total)
         async with least(connection, TOPIC) as handler:
             runs = {
-                RECEIVE: lambda: receive(connection, total),
-                RECEIVE_LEAST: lambda: receive(handler, total),
-                PRODUCE: lambda: _produced(connection, setup),
-                PRODUCE_LEAST: lambda: produce(handler, "any", setup),
+                RECEIVE: lambda: receive(connection, total, FEW),
+                MANY_RECEIVE: lambda: receive(connection, total, MANY),
+                RECEIVE_LEAST: lambda: receive(handler, total, MANY),
+                PRODUCE: lambda: _produced(connection, setup, FEW),
+                MANY_PRODUCE: lambda: _produced(connection, setup, MANY),
+                PRODUCE_LEAST: lambda: produce(handler, "any", setup, MANY),
             }
             found = await interleaved(setup.rounds, runs, tell)
+    beside = {MANY_RECEIVE: RECEIVE_LEAST, MANY_PRODUCE: PRODUCE_LEAST}
+    aims = {name: Aim(at_least=least, of="value") for name, least in ((MANY_RECEIVE, 300_000), (MANY_PRODUCE, 400_000))}
     return [
-        *(
-            Line(name, "messages/s", found[name], limit, aim=Aim(at_least=AIMS[name], of="value"))
-            for name, limit in ((RECEIVE, RECEIVE_LEAST), (PRODUCE, PRODUCE_LEAST))
-        ),
-        *(Line(name, "messages/s", found[name]) for name in (RECEIVE_LEAST, PRODUCE_LEAST)),
+        Line(name, "messages/s", values, beside.get(name, ""), aim=aims.get(name)) for name, values in found.items()
     ]
 
 
@@ -69,8 +75,8 @@ async def least(connection: Connection, topic: str) -> AsyncIterator[Connection]
             yield other
 
 
-async def receive(connection: Connection, total: int) -> float:
-    """Messages per second, leased and not acked, by two consumers of one group."""
+async def receive(connection: Connection, total: int, consumers: int) -> float:
+    """Messages per second, leased and not acked, by the consumers of one group."""
     path = path_of("topics", TOPIC, "groups", f"g{next(_names)}", "messages", "receive")
     taken = 0
 
@@ -80,25 +86,25 @@ async def receive(connection: Connection, total: int) -> float:
             answer = await connection.call("POST", path, ASKED, accept="application/json")
             came = bytes(answer.body).count(b'{"message_id":')
             if not came:
-                return  # the other one has been given the last of them
+                return  # the others have been given the last of them
             taken += came
 
     begin = connection.clock.monotonic()
-    await asyncio.gather(consume(), consume())
+    await asyncio.gather(*(consume() for _ in range(consumers)))
     assert taken >= total, f"{taken} of {total} messages came"
     return taken / (connection.clock.monotonic() - begin)
 
 
-async def _produced(connection: Connection, setup: Setup) -> float:
+async def _produced(connection: Connection, setup: Setup, producers: int) -> float:
     topic = f"{TOPIC}.{next(_names)}"
     await Topics(connection).create(topic, queues=setup.queues, durability="memory")
-    rate = await produce(connection, topic, setup)
+    rate = await produce(connection, topic, setup, producers)
     await Topics(connection).delete(topic)
     return rate
 
 
-async def produce(connection: Connection, topic: str, setup: Setup) -> float:
-    """Messages per second, two requests at a time."""
+async def produce(connection: Connection, topic: str, setup: Setup, producers: int) -> float:
+    """Messages per second, each producer with one request at a time."""
     clock = connection.clock
     bodies = batched.bodies(setup.message_bytes, 1000)
     body = msgspec.json.encode({"messages": [{"body": one.decode()} for one in bodies]})
@@ -112,5 +118,5 @@ async def produce(connection: Connection, topic: str, setup: Setup) -> float:
             sent += len(bodies)
         return sent
 
-    sent = sum(await asyncio.gather(send(), send()))
+    sent = sum(await asyncio.gather(*(send() for _ in range(producers))))
     return sent / (clock.monotonic() - begin)
