@@ -21,6 +21,7 @@ import msgspec
 from benchmarks import harness, limits
 from benchmarks.harness import Aim, Line, Setup, interleaved
 from millpond.client.connection import Connection, path_of
+from millpond.client.groups import Groups
 from millpond.client.load import batched
 from millpond.client.topics import Topics
 from millpond.core.limits import RECEIVE_BYTES_MOST, RECEIVE_MESSAGES, UNSETTLED_ROWS
@@ -48,9 +49,9 @@ async def measure(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
         await batched.produce(connection, TOPIC, setup.message_bytes, count=total)
         async with least(connection, TOPIC) as handler:
             runs = {
-                RECEIVE: lambda: receive(connection, total, FEW),
-                MANY_RECEIVE: lambda: receive(connection, total, MANY),
-                RECEIVE_LEAST: lambda: receive(handler, total, MANY),
+                RECEIVE: lambda: _received(connection, total, FEW),
+                MANY_RECEIVE: lambda: _received(connection, total, MANY),
+                RECEIVE_LEAST: lambda: receive(handler, "any", total, MANY),
                 PRODUCE: lambda: _produced(connection, setup, FEW),
                 MANY_PRODUCE: lambda: _produced(connection, setup, MANY),
                 PRODUCE_LEAST: lambda: produce(handler, "any", setup, MANY),
@@ -75,9 +76,16 @@ async def least(connection: Connection, topic: str) -> AsyncIterator[Connection]
             yield other
 
 
-async def receive(connection: Connection, total: int, consumers: int) -> float:
-    """Messages per second, leased and not acked, by the consumers of one group."""
-    path = path_of("topics", TOPIC, "groups", f"g{next(_names)}", "messages", "receive")
+async def _received(connection: Connection, total: int, consumers: int) -> float:
+    group = f"g{next(_names)}"
+    rate = await receive(connection, group, total, consumers)
+    await Groups(connection, TOPIC).delete(group)  # and with it the lease of each message
+    return rate
+
+
+async def receive(connection: Connection, group: str, total: int, consumers: int) -> float:
+    """Messages per second, leased and not acked, by the consumers of the group."""
+    path = path_of("topics", TOPIC, "groups", group, "messages", "receive")
     taken = 0
 
     async def consume() -> None:
