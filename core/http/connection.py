@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from functools import partial
-from http import HTTPStatus
 from math import ceil
 from typing import Any, NamedTuple, Protocol
 
@@ -32,7 +31,7 @@ from millpond.core.errors import BadRequest, HeadersTooLarge, Internal, Millpond
 from millpond.core.gathered import Buffer
 from millpond.core.http.again import Again, Taken, again_of
 from millpond.core.http.call import Body, BodyPace
-from millpond.core.http.problem import problem_bytes, problem_headers, problem_response
+from millpond.core.http.problem import problem_response, raw_problem
 from millpond.core.http.prompt import PROMPT_BYTES, Headed, Prompt
 from millpond.core.http.routing import Found
 from millpond.core.http.straight import Straight, StraightBody
@@ -492,13 +491,3 @@ def end_of_step(time: float, step: float) -> float:
 
 def headers_too_large(limit_bytes: int) -> HeadersTooLarge:
     return HeadersTooLarge("headers_too_large", f"the request's head is larger than {limit_bytes} bytes")
-
-
-def raw_problem(error: MillpondError, request_id: str = "-", *, closes: bool = True) -> bytes:
-    """A whole HTTP/1.1 answer."""
-    body = problem_bytes(error, request_id)
-    headers = {**problem_headers(error, request_id), "Content-Length": str(len(body))}
-    if closes:
-        headers["Connection"] = "close"
-    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-    return f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\n{lines}\r\n".encode() + body

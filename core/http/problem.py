@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import math
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
@@ -67,3 +68,13 @@ def problem_response(error: MillpondError, request_id: str) -> web.Response:
     return web.Response(
         status=error.status, body=problem_bytes(error, request_id), headers=problem_headers(error, request_id)
     )
+
+
+def raw_problem(error: MillpondError, request_id: str = "-", *, closes: bool = True) -> bytes:
+    """A whole HTTP/1.1 answer."""
+    body = problem_bytes(error, request_id)
+    headers = {**problem_headers(error, request_id), "Content-Length": str(len(body))}
+    if closes:
+        headers["Connection"] = "close"
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    return f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\n{lines}\r\n".encode() + body

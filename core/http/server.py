@@ -24,15 +24,8 @@ from millpond.core.errors import Internal, MillpondError, RequestTimeout, Startu
 from millpond.core.gathered import Buffer
 from millpond.core.http.bulk import Bulk
 from millpond.core.http.call import Body, Call, Principal
-from millpond.core.http.connection import (
-    REFUSED_CONNECTIONS,
-    Bounds,
-    Connection,
-    Prompts,
-    headers_too_large,
-    raw_problem,
-)
-from millpond.core.http.problem import problem_response
+from millpond.core.http.connection import REFUSED_CONNECTIONS, Bounds, Connection, Prompts, headers_too_large
+from millpond.core.http.problem import problem_response, raw_problem
 from millpond.core.http.prompt import Encoded, Headed, Prompt, PromptCall
 from millpond.core.http.routing import Found, Route, Router, Scope
 from millpond.core.http.whole import head, make_way

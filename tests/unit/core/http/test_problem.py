@@ -5,8 +5,7 @@ import json
 import pytest
 
 from millpond.core.errors import ERRORS, MethodNotAllowed, NotFound, Unavailable
-from millpond.core.http.connection import raw_problem
-from millpond.core.http.problem import problem_bytes, problem_headers
+from millpond.core.http.problem import problem_bytes, problem_headers, raw_problem
 
 
 @pytest.mark.parametrize("code", sorted(ERRORS))
