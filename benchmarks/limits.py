@@ -26,7 +26,7 @@ from benchmarks import children
 from benchmarks.harness import Line, Setup
 from millpond.core.clock import SystemClock
 from millpond.core.limits import KEEP_FREED
-from millpond.store.waiters import Ends
+from millpond.store.waiters import Ends, Waiter
 
 FDATASYNC = "fdatasync 4 KiB"
 START_SECONDS = 30.0
@@ -132,9 +132,14 @@ async def _waits(seconds: float) -> None:
 
     async def wait(request: web.BaseRequest) -> web.Response:
         await request.read()
-        over: asyncio.Future[bool] = loop.create_future()
-        ends.add(over, seconds)
-        await over
+        over: asyncio.Future[bool | Exception] = loop.create_future()
+        waiter = Waiter([])
+        waiter.rises = over.set_result
+        ends.add(waiter, seconds)
+        try:
+            await over
+        finally:
+            waiter.get_up()
         return web.Response(body=b'{"messages":[]}', content_type="application/json")
 
     await answer(wait)

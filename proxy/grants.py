@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -38,6 +38,7 @@ from millpond.store.client import (
     ParkedReceive,
     ReceiveRequest,
     ReceiveResult,
+    Risen,
     Settle,
     SettleRequest,
 )
@@ -169,13 +170,13 @@ class Receiver:
     def topic(self) -> TopicInfo:
         return self._wanted.topic
 
-    def park(self) -> ParkedReceive | None:
+    def park(self, rises: Callable[[Risen], None]) -> ParkedReceive | None:
         """Where waiting is all that can be done now, and one store in this process has all the queues: wait there
-        without a task. `run` follows when it is woken."""
+        without a task. `run` follows when it is woken; `rises` as in `store.client.Parks`."""
         wanted = self._wanted
         store = None if self._all.store is None else self._parts.stores.parking(self._all.store)
         if store is not None:
-            self._parked = store.park(self._request(wanted.topic.queues, wanted.max_messages, wanted.wait_ms))
+            self._parked = store.park(self._request(wanted.topic.queues, wanted.max_messages, wanted.wait_ms), rises)
         return self._parked
 
     async def run(self) -> Delivery:
@@ -247,7 +248,7 @@ class Receiver:
     async def _ask(self, wait_ms: int) -> list[ReceiveResult]:
         """Grants of one store, or of several: in turn without waiting, then all at once until the first has some."""
         parked, self._parked = self._parked, None
-        if parked is not None and parked.woken.result():
+        if parked is not None and parked.woken:
             self._served = parked
             return [await parked.receive()]
         groups = by_store(self._wanted.topic.queues)

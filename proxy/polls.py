@@ -4,7 +4,7 @@
          -> woken -> task: run the receiver, encode, until it may be shown -> the answer
     or, when there may be something at once, the task from the beginning
 
-Its future is the answer to come: buffers that follow each other. Cancelled, it hands back whatever was leased.
+Its future is the answer to come: buffers that follow each other. When it is left it hands back whatever was leased.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TypeAlias
 from millpond.core.gathered import Buffer
 from millpond.core.tasks import Tasks
 from millpond.proxy.grants import Receiver
+from millpond.store.client import Risen
 
 Pieces: TypeAlias = list[Buffer]
 
@@ -34,23 +35,19 @@ class Poll:
         self._releases = releases
         self._loop = asyncio.get_running_loop()
         self._task: asyncio.Task[None] | None = None
-        self._parked = receiver.park()
         self.future: asyncio.Future[Pieces] = self._loop.create_future()
-        self.future.add_done_callback(self._done)
+        self._parked = receiver.park(self._rose)
         if self._parked is None:
             self._begin()
-        else:
-            self._parked.woken.add_done_callback(self._woken)
 
-    def _woken(self, woken: asyncio.Future[bool]) -> None:
-        if woken.cancelled():
-            self.future.cancel()
-        elif (error := woken.exception()) is not None:
-            if not self.future.done():
-                self.future.set_exception(error)
-        elif self.future.done():
-            self._left()
-        elif woken.result() or (self._parked is not None and self._parked.full):
+    def _rose(self, how: Risen) -> None:
+        if self.future.done():  # cancelled by another than `leave`
+            self._loop.call_soon(self._left)
+        elif how is True:
+            self._begin()
+        elif isinstance(how, Exception):
+            self.future.set_exception(how)
+        elif self._parked is not None and self._parked.full:
             self._begin()
         else:
             self.future.set_result(self._nothing)
@@ -78,12 +75,13 @@ class Poll:
         if not task.cancelled():
             task.exception()
 
-    def _done(self, future: asyncio.Future[Pieces]) -> None:
-        if future.cancelled():
-            if self._task is not None:
-                self._task.cancel()
-            else:
-                self._left()
+    def leave(self) -> None:
+        """Nobody waits for it any more: its future is cancelled."""
+        self.future.cancel()
+        if self._task is not None:
+            self._task.cancel()
+        else:
+            self._left()
 
     def _left(self) -> None:
         if self._parked is not None:

@@ -13,8 +13,8 @@ no answer ever shows anything above it.
 
 from __future__ import annotations
 
-import asyncio
-from typing import Literal, Protocol
+from collections.abc import Callable
+from typing import Literal, Protocol, TypeAlias
 
 import msgspec
 import pyarrow as pa
@@ -412,12 +412,17 @@ class StoreClient(Protocol):
     async def status(self) -> StoreStatus: ...
 
 
+Risen: TypeAlias = bool | Exception
+"""How a wait ends: True, woken; False, its time is over; or the error that it ends with."""
+
+
 class ParkedReceive(Protocol):
-    """A receive that waits without a task. `woken` ends with True when it may be served (then `receive` or `leave` must
-    follow), with False when its time is over, or with the error that it ends with."""
+    """A receive that waits without a task."""
 
     @property
-    def woken(self) -> asyncio.Future[bool]: ...
+    def woken(self) -> bool:
+        """Whether it may be served: then `receive` or `leave` must follow."""
+        ...
 
     @property
     def full(self) -> bool:
@@ -441,7 +446,8 @@ class ParkedReceive(Protocol):
 class Parks(Protocol):
     """What a store in the same process can do besides."""
 
-    def park(self, request: ReceiveRequest) -> ParkedReceive | None:
-        """None unless all that this receive can do now is wait. It knows a list of queues that it has seen before by
-        its identity."""
+    def park(self, request: ReceiveRequest, rises: Callable[[Risen], None]) -> ParkedReceive | None:
+        """None unless all that this receive can do now is wait. `rises` is told once how that ends, perhaps before
+        this returns, and in the midst of what ends it, so it may only note what is to be done.
+        It knows a list of queues that it has seen before by its identity."""
         ...

@@ -28,6 +28,7 @@ from millpond.store.client import (
     LeaseRequest,
     ReceiveRequest,
     ReceiveResult,
+    Risen,
     SeekRequest,
     SeekResult,
     SettleRequest,
@@ -190,8 +191,9 @@ class Delivery:
             self.attempts.remember(request.group.group_id, request.attempt_id, handout.drawn)
         return result
 
-    def park(self, request: ReceiveRequest) -> Parked | None:
-        """The receive as one that waits without a task, when waiting is all it can do now; None: `receive` it.
+    def park(self, request: ReceiveRequest, rises: Callable[[Risen], None]) -> Parked | None:
+        """The receive as one that waits without a task, when waiting is all it can do now; None: `receive` it. `rises`
+        is told how the wait ends, perhaps before this returns.
 
         Raises nothing, and changes nothing when it is None.
         """
@@ -205,7 +207,7 @@ class Delivery:
             return None
         group.waited_ms = now
         self._waiting.enter()
-        parked = Parked(group, request, self._resume, self._log.shown, self._waiting.leave)
+        parked = Parked(group, request, rises, self._resume, self._log.shown, self._waiting.leave)
         if group.flushing:
             group.pass_on()
         return parked

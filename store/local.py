@@ -34,6 +34,7 @@ from millpond.store.client import (
     ReadResult,
     ReceiveRequest,
     ReceiveResult,
+    Risen,
     SeekRequest,
     SeekResult,
     SettleRequest,
@@ -105,10 +106,10 @@ class LocalStore:
     async def receive(self, request: ReceiveRequest) -> ReceiveResult:
         return await self._bounded(self.engine.delivery.receive(request), request.wait_ms + CALL_MS)
 
-    def park(self, request: ReceiveRequest) -> ParkedReceive | None:
+    def park(self, request: ReceiveRequest, rises: Callable[[Risen], None]) -> ParkedReceive | None:
         if self.engine.failed.done() or not self.engine.serving:
             return None
-        parked = self.engine.delivery.park(request)
+        parked = self.engine.delivery.park(request, rises)
         return None if parked is None else _LocalParked(parked, self._bounded)
 
     async def lease(self, request: LeaseRequest) -> Grant:
@@ -205,12 +206,15 @@ class _Bounded(Protocol):
 class _LocalParked:
     """`Parked`, served within the time that any receive has."""
 
-    __slots__ = ("_bounded", "_parked", "woken")
+    __slots__ = ("_bounded", "_parked")
 
     def __init__(self, parked: Parked, bounded: _Bounded) -> None:
         self._parked = parked
         self._bounded = bounded
-        self.woken = parked.woken
+
+    @property
+    def woken(self) -> bool:
+        return self._parked.woken
 
     @property
     def full(self) -> bool:

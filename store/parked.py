@@ -4,20 +4,19 @@ Most long polls find nothing, are told so, and come again. A task each, and what
 cost. So one that can do nothing but wait is a place in its group's line and a timer; only when it is woken is there
 something to run (`receive`).
 
-    lie down -> woken False: the time is over -> answered with nothing
-             -> woken True -> receive() -> an answer -> shown() -> it may be shown
+    lie down -> rises with False: the time is over -> answered with nothing
+             -> rises with True -> receive() -> an answer -> shown() -> it may be shown
              -> leave()
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
-from millpond.store.client import ReceiveRequest, ReceiveResult
+from millpond.store.client import ReceiveRequest, ReceiveResult, Risen
 from millpond.store.places import Group
-from millpond.store.waiters import Waiter, was_woken
+from millpond.store.waiters import Waiter
 
 
 class Woken(NamedTuple):
@@ -31,36 +30,42 @@ class Parked:
     """As `store.client.ParkedReceive` says. It counts as waiting until it is served, or leaves."""
 
     __slots__ = (
-        "_counted", "_leave", "_resume", "_resumed", "_shown", "deadline", "group", "request", "shown_at", "waiter",
-        "woken",
+        "_counted", "_leave", "_resume", "_resumed", "_rises", "_shown", "deadline", "group", "request", "shown_at",
+        "waiter", "woken",
     )  # fmt: skip
 
     def __init__(
         self,
         group: Group,
         request: ReceiveRequest,
+        rises: Callable[[Risen], None],
         resume: Callable[[Parked], Awaitable[ReceiveResult]],
         shown: Callable[[int], Awaitable[None]],
         leave: Callable[[], None],
     ) -> None:
-        """`resume` sets `shown_at` to the position that must be confirmed before its answer is shown; `shown` waits for
-        it. `leave` is called once, when it no longer waits."""
+        """`rises` is told how its wait ends; `resume` sets `shown_at` to the position that must be confirmed before its
+        answer is shown; `shown` waits for it. `leave` is called once, when it no longer waits."""
         seconds = request.wait_ms / 1000
         self.group = group
         self.request = request
-        self.deadline = asyncio.get_running_loop().time() + seconds
+        self.deadline = group.waiters.time + seconds
         self.waiter = Waiter(request.queues)
+        self.woken = False
         self.shown_at = 0
+        self._rises = rises
         self._resume = resume
         self._shown = shown
         self._leave = leave
         self._resumed = False
         self._counted = True
-        self.woken = group.waiters.lie_down(self.waiter, seconds, rose=self._rose)
+        group.waiters.lie_down(self.waiter, seconds, self._rose)
 
-    def _rose(self, woken: bool) -> None:
-        if not woken:
+    def _rose(self, how: Risen) -> None:
+        if how is True:
+            self.woken = True
+        else:
             self._no_longer()
+        self._rises(how)
 
     def _no_longer(self) -> None:
         if self._counted:
@@ -72,7 +77,7 @@ class Parked:
         return bool(self.group.full)
 
     async def receive(self) -> ReceiveResult:
-        assert was_woken(self.woken) and not self._resumed, "a receive is served once, after it was woken"
+        assert self.woken and not self._resumed, "a receive is served once, after it was woken"
         self._resumed = True
         try:
             return await self._resume(self)
@@ -86,10 +91,10 @@ class Parked:
         """Nobody wants the answer any more. To one that is being served it does nothing: that is cancelled."""
         if self._resumed:
             return
-        if was_woken(self.woken):
-            self._resumed = True
-            self._no_longer()
+        self._resumed = True
+        self._no_longer()
+        if self.woken:
             self.group.waiters.done()
             self.group.pass_on()
         else:
-            self.woken.cancel()
+            self.waiter.get_up()

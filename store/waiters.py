@@ -9,26 +9,45 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
-from functools import partial
 from heapq import heappop, heappush
 
 from millpond.core.errors import TooManyRequests
 from millpond.core.limits import WAITERS
-from millpond.store.client import QueueRef
+from millpond.store.client import QueueRef, Risen
 
 
 class Waiter:
-    """`queues`: those it asks for. `queue_ids`: the same, None while they are all of its group's."""
+    """`queues`: those it asks for. `queue_ids`: the same, None while they are all of its group's. While it sleeps
+    `rises` is told how that ends, and `line` and `together` are where it stands."""
 
-    __slots__ = ("future", "queue_ids", "queues")
+    __slots__ = ("line", "queue_ids", "queues", "rises", "together")
 
     def __init__(self, queues: list[QueueRef]) -> None:
         self.queues = queues
         self.queue_ids: frozenset[int] | None = None
-        self.future: asyncio.Future[bool] | None = None
+        self.rises: Callable[[Risen], None] | None = None
+        self.line: Waiters | None = None
+        self.together: set[Waiter] | None = None
 
     def wants(self, queue_id: int) -> bool:
         return self.queue_ids is None or queue_id in self.queue_ids
+
+    def rise(self, how: Risen) -> None:
+        """It sleeps no more, and is told how that ended."""
+        rises = self.get_up()
+        if rises is not None:
+            rises(how)
+
+    def get_up(self) -> Callable[[Risen], None] | None:
+        """It sleeps no more; what is to be told so, None when it did not sleep."""
+        rises, self.rises = self.rises, None
+        if self.line is not None:
+            self.line.without(self)
+            self.line = None
+        if self.together is not None:
+            self.together.discard(self)
+            self.together = None
+        return rises
 
 
 _LENGTH_BITS = 6  # of a wait's length count: 32 steps at least, of half a second for 30
@@ -37,47 +56,53 @@ _AT_ONCE = 64  # that end in one turn of the loop, each with an answer to be sen
 
 class Ends:
     """Ends waits whose time is over, those that are over at about the same time together: a turn of the loop for many
-    long polls, and one timer for all. A wait ends up to a 32nd of its length early, never late for its length."""
+    long polls, and one timer for all. A wait ends up to a 32nd of its length early, never late for its length. Of one
+    event loop, that of the first call."""
 
     def __init__(self) -> None:
-        self._due: dict[int, set[asyncio.Future[bool]]] = {}  # by ms of the loop's clock
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._due: dict[int, set[Waiter]] = {}  # by ms of the loop's clock
         self._times: list[int] = []  # a heap of the same
         self._timer: tuple[int, asyncio.TimerHandle] | None = None
 
-    def add(self, future: asyncio.Future[bool], seconds: float) -> set[asyncio.Future[bool]]:
-        """Have `future` end with False then; it is in the set given until that, or until somebody takes it out."""
-        loop = asyncio.get_running_loop()
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()  # a system call
+        return self._loop
+
+    def add(self, waiter: Waiter, seconds: float) -> None:
+        """Have `waiter` rise with False then; until that it is one of its `together`."""
         wait_ms = max(1, round(seconds * 1000))
         step = 1 << max(0, wait_ms.bit_length() - _LENGTH_BITS)
-        at = round(loop.time() * 1000) + wait_ms
+        at = round(self.loop.time() * 1000) + wait_ms
         at -= at % step
         together = self._due.get(at)
         if together is None:
             together = self._due[at] = set()
             heappush(self._times, at)
             if self._timer is None or at < self._timer[0]:
-                self._arm(loop)
-        together.add(future)
-        return together
+                self._arm()
+        together.add(waiter)
+        waiter.together = together
 
-    def _arm(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _arm(self) -> None:
         if self._timer is not None:
             self._timer[1].cancel()
-        self._timer = (self._times[0], loop.call_at(self._times[0] / 1000, self._over)) if self._times else None
+        self._timer = (self._times[0], self.loop.call_at(self._times[0] / 1000, self._over)) if self._times else None
 
     def _over(self) -> None:
-        loop = asyncio.get_running_loop()
-        now = round(loop.time() * 1000)
+        now = round(self.loop.time() * 1000)
         left = _AT_ONCE
         while left and self._times and self._times[0] <= now:
             together = self._due[self._times[0]]
             while left and together:
-                _expire(together.pop())
+                together.pop().rise(False)
                 left -= 1
             if not together:
                 del self._due[heappop(self._times)]
         self._timer = None
-        self._arm(loop)  # at once for what is left
+        self._arm()  # at once for what is left
 
     def close(self) -> None:
         if self._timer is not None:
@@ -125,46 +150,52 @@ class Waiters:
         """Whether somebody was woken and has not been served yet."""
         return self._awake > 0
 
+    @property
+    def time(self) -> float:
+        """Now, in the loop's seconds."""
+        return self._count.ends.loop.time()
+
     async def sleep(self, waiter: Waiter, seconds: float, *, first: bool) -> bool:
         """Until woken: True, and `done` must follow; or until the time is over: False.
 
         Raises the error that `fail` was given.
         """
-        future = self.lie_down(waiter, seconds, first=first)
+        future: asyncio.Future[bool] = self._count.ends.loop.create_future()
+        woken = False
+
+        def rises(how: Risen) -> None:
+            nonlocal woken
+            woken = how is True
+            if future.cancelled():
+                return
+            if isinstance(how, Exception):
+                future.set_exception(how)
+            else:
+                future.set_result(how)
+
+        self.lie_down(waiter, seconds, rises, first=first)
         try:
             return await future
         except asyncio.CancelledError:
-            if was_woken(future):
+            waiter.get_up()
+            if woken:
                 self.done()  # woken and cancelled in one turn: the caller passes the wake on
             raise
 
-    def lie_down(
-        self, waiter: Waiter, seconds: float, *, first: bool = False, rose: Callable[[bool], None] | None = None
-    ) -> asyncio.Future[bool]:
-        """The same as a future; cancelled, it leaves the line. One that was woken still owes its `done`. `rose` is told
-        whether it was woken, before whoever awaits the future goes on."""
-        future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        waiter.future = future
+    def lie_down(self, waiter: Waiter, seconds: float, rises: Callable[[Risen], None], *, first: bool = False) -> None:
+        """Until `rises` is called, in the midst of whatever wakes it, so it may only note what is to be done; one that
+        was woken owes its `done`. Or until it gets up by itself."""
+        waiter.rises = rises
+        waiter.line = self
         self._sleeping[id(waiter)] = waiter
         if first:
             self._sleeping.move_to_end(id(waiter), last=False)
         self._count.sleeping()
-        together = self._count.ends.add(future, seconds)
-        future.add_done_callback(partial(self._rise, waiter, together, rose))
-        return future
+        self._count.ends.add(waiter, seconds)
 
-    def _rise(
-        self,
-        waiter: Waiter,
-        together: set[asyncio.Future[bool]],
-        rose: Callable[[bool], None] | None,
-        future: asyncio.Future[bool],
-    ) -> None:
-        """Before whoever awaits the future goes on: it was added first."""
-        together.discard(future)
+    def without(self, waiter: Waiter) -> None:
+        """It sleeps here no more."""
         self._sleeping.pop(id(waiter), None)
-        if rose is not None:
-            rose(was_woken(future))
 
     def done(self) -> None:
         """A woken waiter was served, went back to sleep or left."""
@@ -172,12 +203,10 @@ class Waiters:
 
     def wake(self, queue_id: int) -> bool:
         """Wake the first that wants this queue; whether there is one."""
-        for number, waiter in self._sleeping.items():
-            future = waiter.future
-            if waiter.wants(queue_id) and future is not None and not future.done():
-                del self._sleeping[number]
+        for waiter in self._sleeping.values():
+            if waiter.wants(queue_id):
                 self._awake += 1
-                future.set_result(True)
+                waiter.rise(True)
                 return True
         return False
 
@@ -191,19 +220,9 @@ class Waiters:
 
     def fail(self, error: Exception) -> None:
         """All that sleep end with this error."""
-        for waiter in self._sleeping.values():
-            if waiter.future is not None and not waiter.future.done():
-                waiter.future.set_exception(error)
+        for waiter in list(self._sleeping.values()):
+            waiter.rise(error)
 
 
 def ids_of(queues: list[QueueRef]) -> frozenset[int]:
     return frozenset(queue.queue_id for queue in queues)
-
-
-def was_woken(future: asyncio.Future[bool]) -> bool:
-    return future.done() and not future.cancelled() and future.exception() is None and future.result()
-
-
-def _expire(future: asyncio.Future[bool]) -> None:
-    if not future.done():
-        future.set_result(False)

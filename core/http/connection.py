@@ -156,8 +156,8 @@ class Connection(web.RequestHandler):
         """Cancel the long poll that waits here, if one does."""
         if self.waiting is not None:
             self.waiting.cancel()
-        if self._prompting is not None and self._prompting.waits:
-            self._prompting.future.cancel()
+        if self._prompting is not None and self._prompting.leave is not None:
+            self._prompting.leave()
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
@@ -319,7 +319,7 @@ class Connection(web.RequestHandler):
         self._prompting = None
         transport = self.transport
         gone = transport is None or transport.is_closing()
-        if gone and prompt.waits:
+        if gone and prompt.leave is not None:
             self._prompts.left(prompt)
             if prompt.lost is not None and not future.cancelled() and future.exception() is None:
                 prompt.lost()

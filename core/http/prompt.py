@@ -59,14 +59,14 @@ Encoded: TypeAlias = bytes | list[Buffer]
 
 
 class Prompt(msgspec.Struct, frozen=True):
-    """Work under way. `encode` makes the body (of `media_type`, status 200) of the future's result, or raises. `waits`:
-    a long poll, whose future is cancelled when the client goes away or the listener stops; other work goes on. `lost`
-    is called when there is a result and nobody to take it."""
+    """Work under way. `encode` makes the body (of `media_type`, status 200) of the future's result, or raises. `leave`
+    is called, of a long poll, when the client goes away or the listener stops: it cancels the future; other work goes
+    on. `lost` is called when there is a result and nobody to take it."""
 
     future: asyncio.Future[Any]
     encode: Callable[[Any], Encoded]
     media_type: str
-    waits: bool = False
+    leave: Callable[[], None] | None = None
     lost: Callable[[], None] | None = None
 
 

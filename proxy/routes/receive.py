@@ -157,7 +157,7 @@ def prompt(call: PromptCall[Parts]) -> Prompt | None:
     receiver = Receiver(parts, _wanted(topic, group, body), parts.clock.monotonic())
     nothing = answers.nothing(media_type, topic.name)
     poll = Poll(receiver, nothing, partial(_serve, parts, media_type, {}), parts.releases)
-    return Prompt(poll.future, _as_it_is, media_type, waits=True, lost=poll.lost)
+    return Prompt(poll.future, _as_it_is, media_type, leave=poll.leave, lost=poll.lost)
 
 
 def _as_it_is(encoded: Pieces) -> Pieces:

@@ -117,6 +117,22 @@ class MemoryLog:
             await asyncio.shield(self.flush)
 
 
+class Waits:
+    """A receive that waits without a task; `woken`: how that ends."""
+
+    def __init__(self, delivery: Delivery, request: ReceiveRequest) -> None:
+        self.woken: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        parked = delivery.park(request, self._rises)
+        assert parked is not None
+        self.receive, self.shown, self.leave = parked.receive, parked.shown, parked.leave
+
+    def _rises(self, how: bool | Exception) -> None:
+        if isinstance(how, Exception):
+            self.woken.set_exception(how)
+        else:
+            self.woken.set_result(how)
+
+
 class Bench:
     """A delivery with its log, and short words for what the tests do."""
 
@@ -131,6 +147,13 @@ class Bench:
     def put(self, count: int, queue: QueueRef = Q[0], tag: int = 1) -> None:
         self.log.tags.setdefault(queue.queue_id, []).extend([tag] * count)
         self.delivery.on_confirmed(queue.queue_id)
+
+    def parks(self, request: ReceiveRequest) -> bool:
+        """Whether that receive could only wait; it does not go on."""
+        parked = self.delivery.park(request, lambda how: None)
+        if parked is not None:
+            parked.leave()
+        return parked is not None
 
     def begin_flush(self, count: int, queue: QueueRef = Q[0], tag: int = 1) -> None:
         """Of so many new messages."""

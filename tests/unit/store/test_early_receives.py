@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
-from support.deliveries import Bench, Q, attempts, got, offsets, turns
+from support.deliveries import Bench, Q, Waits, attempts, got, offsets, turns
 
 from millpond.core.errors import Unavailable
-from millpond.store.parked import Parked
 
 
 @pytest.fixture
@@ -19,10 +19,8 @@ async def known(bench: Bench) -> Bench:
     return bench
 
 
-def _park(bench: Bench, wait_ms: int = 60_000) -> Parked:
-    parked = bench.delivery.park(bench.request(queues=bench.queues, wait_ms=wait_ms))
-    assert parked is not None
-    return parked
+def _park(bench: Bench, **more: Any) -> Waits:
+    return Waits(bench.delivery, bench.request(queues=bench.queues, wait_ms=60_000, **more))
 
 
 async def test_one_that_waits_is_granted_them_during_the_flush(known: Bench) -> None:
@@ -159,8 +157,7 @@ async def test_a_lease_that_ends_before_the_flush(known: Bench) -> None:
 
 async def test_a_repeated_attempt_waits_as_well(known: Bench) -> None:
     """It is given the same, and not before."""
-    parked = known.delivery.park(known.request(queues=known.queues, wait_ms=60_000, attempt_id="a"))
-    assert parked is not None
+    parked = _park(known, attempt_id="a")
     known.begin_flush(1)
     await parked.receive()
     again = known.waiting(queues=known.queues, attempt_id="a")

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
-from support.deliveries import Bench, Q, got, offsets, turns
-
-from millpond.store.parked import Parked
+from support.deliveries import Bench, Q, Waits, got, offsets, turns
 
 
-async def park(bench: Bench) -> Parked:
+async def park(bench: Bench) -> Waits:
     """A receive that waits for the first queue, the only one there is."""
     request = bench.request(queues=Q[:1], wait_ms=60_000)
     await bench.receive(queues=request.queues)
-    parked = bench.delivery.park(request)
-    assert parked is not None
-    return parked
+    return Waits(bench.delivery, request)
 
 
 async def test_a_queue_that_joins_is_not_for_who_does_not_name_it(bench: Bench) -> None:

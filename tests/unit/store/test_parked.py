@@ -7,11 +7,10 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from support.deliveries import GROUP, Bench, Q, got, turns
+from support.deliveries import GROUP, Bench, Q, Waits, got, turns
 
 from millpond.core.errors import NotFound, Unavailable
-from millpond.store.parked import Parked
-from millpond.store.waiters import Ends
+from millpond.store.waiters import Ends, Waiter
 
 
 class Known:
@@ -24,10 +23,8 @@ class Known:
     def request(self, **more: Any) -> Any:
         return self.bench.request(**{"queues": self.queues, "wait_ms": 60_000, **more})
 
-    def park(self, **more: Any) -> Parked:
-        parked = self.bench.delivery.park(self.request(**more))
-        assert parked is not None
-        return parked
+    def park(self, **more: Any) -> Waits:
+        return Waits(self.bench.delivery, self.request(**more))
 
 
 @pytest.fixture
@@ -52,11 +49,11 @@ async def test_one_is_served_when_a_message_comes(known: Known) -> None:
 async def test_only_what_must_wait_is_parked(known: Known) -> None:
     """Not one of an unknown group or list of queues, one that does not wait, or when there may be something."""
     delivery = known.bench.delivery
-    assert delivery.park(known.request(wait_ms=0)) is None
-    assert delivery.park(known.request(queues=Q[:1])) is None
-    assert delivery.park(known.request(group=GROUP.__class__(1, 2, 99))) is None
+    assert not known.bench.parks(known.request(wait_ms=0))
+    assert not known.bench.parks(known.request(queues=Q[:1]))
+    assert not known.bench.parks(known.request(group=GROUP.__class__(1, 2, 99)))
     known.bench.put(1)
-    assert delivery.park(known.request()) is None
+    assert not known.bench.parks(known.request())
     assert delivery.waiting == 0
 
 
@@ -64,18 +61,17 @@ async def test_what_falls_due_is_not_waited_for(known: Known) -> None:
     """A row whose lease has ended by now is for this receive."""
     known.bench.put(1)
     await known.bench.delivery.receive(known.request(wait_ms=0))
-    parked = known.park()
-    parked.leave()
+    assert known.bench.parks(known.request())
     known.bench.log.now += 60_000
-    assert known.bench.delivery.park(known.request()) is None
+    assert not known.bench.parks(known.request())
 
 
 async def test_a_repeated_attempt_is_answered_at_once(known: Known) -> None:
     """What it holds already is not waited for."""
     known.bench.put(1)
     await known.bench.delivery.receive(known.request(attempt_id="a"))
-    assert known.bench.delivery.park(known.request(attempt_id="a")) is None
-    known.park(attempt_id="b").leave()
+    assert not known.bench.parks(known.request(attempt_id="a"))
+    assert known.bench.parks(known.request(attempt_id="b"))
 
 
 async def test_the_time_is_over(known: Known) -> None:
@@ -175,6 +171,15 @@ async def test_a_store_that_stops_ends_them(known: Known) -> None:
         await parked.woken
 
 
+class Sleeper(Waiter):
+    """`ended`: how its wait did."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+        self.ended: asyncio.Future[bool | Exception] = asyncio.get_running_loop().create_future()
+        self.rises = self.ended.set_result
+
+
 @pytest.mark.parametrize("seconds", [0.001, 0.05, 1.0, 30.0])
 async def test_waits_end_together_and_hardly_early(seconds: float) -> None:
     """At most a 32nd of their length early, so that those of about the same time are one set."""
@@ -183,10 +188,11 @@ async def test_waits_end_together_and_hardly_early(seconds: float) -> None:
     sets = set()
     begun = loop.time() * 1000
     for number in range(200):
-        future: asyncio.Future[bool] = loop.create_future()
-        together = ends.add(future, seconds + number / 10_000)
-        sets.add(id(together))
-        assert future in together
+        sleeper = Sleeper()
+        ends.add(sleeper, seconds + number / 10_000)
+        assert sleeper.together is not None
+        assert sleeper in sleeper.together
+        sets.add(id(sleeper.together))
     at = list(ends._due)
     now = loop.time() * 1000
     assert min(at) >= begun + seconds * 1000 * (1 - 1 / 32) - 2
@@ -198,28 +204,27 @@ async def test_waits_end_together_and_hardly_early(seconds: float) -> None:
 
 async def test_many_waits_end_in_turns() -> None:
     """However many end at one moment, others get their turn in between."""
-    loop = asyncio.get_running_loop()
     ends = Ends()
-    futures = [loop.create_future() for _ in range(1000)]
-    for future in futures:
-        ends.add(future, 0.001)
+    sleepers = [Sleeper() for _ in range(1000)]
+    for sleeper in sleepers:
+        ends.add(sleeper, 0.001)
     done = [0]
-    while done[-1] < len(futures):
+    while done[-1] < len(sleepers):
         await asyncio.sleep(0)
-        done.append(sum(future.done() for future in futures))
+        done.append(sum(sleeper.ended.done() for sleeper in sleepers))
     assert max(after - before for before, after in pairwise(done)) <= 100
     ends.close()
 
 
 async def test_a_shorter_wait_ends_first() -> None:
-    """One timer serves all, whoever came first; what was taken out does not end."""
-    loop = asyncio.get_running_loop()
+    """One timer serves all, whoever came first; who got up meanwhile is not told."""
     ends = Ends()
-    long, short, out = (loop.create_future() for _ in range(3))
+    long, short, up = Sleeper(), Sleeper(), Sleeper()
     ends.add(long, 3_600)
-    ends.add(out, 0.01).discard(out)
+    ends.add(up, 0.01)
+    up.get_up()
     ends.add(short, 0.01)
-    assert await short is False
-    assert not long.done()
-    assert not out.done()
+    assert await short.ended is False
+    assert not long.ended.done()
+    assert not up.ended.done()
     ends.close()

@@ -39,7 +39,11 @@ class Desk:
             raise ZeroDivisionError
         future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
         self.waiting.append(future)
-        return Prompt(future, self._encode, "text/plain", self.waits, self._lose)
+        return Prompt(future, self._encode, "text/plain", self._leave if self.waits else None, self._lose)
+
+    def _leave(self) -> None:
+        for future in self.waiting:
+            future.cancel()
 
     def _lose(self) -> None:
         self.lost += 1

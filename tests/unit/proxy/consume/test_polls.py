@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,9 +25,10 @@ class Fake:
         self.gate = asyncio.Event()
         self.flush = asyncio.Event()
         self.flush.set()
-        self.woken: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self.rises: Callable[[bool | Exception], None] = lambda how: None
 
-    def park(self) -> Any:
+    def park(self, rises: Callable[[bool | Exception], None]) -> Any:
+        self.rises = rises
         return self if self.parks else None
 
     def leave(self) -> None:
@@ -57,7 +59,7 @@ async def test_a_wait_that_is_over_is_answered_without_a_task() -> None:
     """With the answer that says so."""
     fake = Fake()
     poll = fake.poll()
-    fake.woken.set_result(False)
+    fake.rises(False)
     assert (await poll.future, fake.calls) == ([b"nothing"], [])
 
 
@@ -66,7 +68,7 @@ async def test_one_that_is_woken_is_served() -> None:
     fake = Fake()
     poll = fake.poll()
     fake.gate.set()
-    fake.woken.set_result(True)
+    fake.rises(True)
     assert await poll.future == [b"answer"]
     await turns()
     assert fake.calls == ["served", "left"]
@@ -78,7 +80,7 @@ async def test_one_of_a_full_group_says_why() -> None:
     fake.full = True
     poll = fake.poll()
     fake.gate.set()
-    fake.woken.set_result(False)
+    fake.rises(False)
     assert await poll.future == [b"answer"]
 
 
@@ -93,7 +95,7 @@ async def test_the_error_of_the_wait_is_that_of_the_poll() -> None:
     """A group that is deleted."""
     fake = Fake()
     poll = fake.poll()
-    fake.woken.set_exception(NotFound("group_not_found", "gone"))
+    fake.rises(NotFound("group_not_found", "gone"))
     with pytest.raises(NotFound):
         await poll.future
 
@@ -104,12 +106,12 @@ async def test_a_client_that_goes(when: str) -> None:
     fake = Fake()
     poll = fake.poll()
     if when != "waits":
-        fake.woken.set_result(True)
+        fake.rises(True)
     if when == "begun":
         await asyncio.sleep(0)  # the task is there and has not run
     if when == "served":
         await turns()
-    poll.future.cancel()
+    poll.leave()
     await turns()
     fake.gate.set()
     await turns()
@@ -122,7 +124,7 @@ async def test_nothing_is_answered_before_it_may_be_shown() -> None:
     poll = fake.poll()
     fake.flush.clear()
     fake.gate.set()
-    fake.woken.set_result(True)
+    fake.rises(True)
     await turns()
     assert (fake.calls, poll.future.done()) == (["served"], False)
     fake.flush.set()
