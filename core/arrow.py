@@ -49,6 +49,8 @@ _KNOWN_SCHEMAS = 256  # remembered, the last used; each of at most
 _KNOWN_BYTES = 4 * KIB
 _KNOWN_METADATA = 256  # of messages, likewise
 _KNOWN_METADATA_BYTES = KIB
+_KNOWN_BODY_BYTES = 128 * KIB  # of those that are read without pyarrow
+_ONE_COLUMN = pa.schema([("body", pa.binary())])
 
 
 class _Broken(Exception):
@@ -249,6 +251,69 @@ def _claimed(data: bytes | memoryview, at: int, length: int) -> int:
     if claimed < -1:
         raise _Broken("a compressed buffer claims a negative size")
     return length - 8 if claimed == -1 else claimed
+
+
+# -- batches of bodies alone, without pyarrow -----------------------------------------------------------------
+
+
+class OnlyBodies(NamedTuple):
+    """A record batch message that is one binary column without nulls, as it is. `bounds`: where each body begins behind
+    `data`, and where the last one ends; `data` and `end` are positions, of the bodies and of the message's end."""
+
+    bounds: tuple[int, ...]
+    data: int
+    end: int
+
+
+class _Layout(NamedTuple):
+    """Of such a message: how long its body is, where in that the bounds stand and how they are read, and the bodies."""
+
+    body_bytes: int
+    bounds_at: int
+    bounds: struct.Struct
+    data_at: int
+    data_bytes: int
+
+
+def only_bodies(data: bytes | memoryview, at: int = 0) -> OnlyBodies | None:
+    """The message at `at`, checked as pyarrow's own validation does; None for every other, and for what is broken."""
+    if len(data) - at < PREFIX.size:
+        return None
+    continuation, metadata_bytes = PREFIX.unpack_from(data, at)
+    body = at + PREFIX.size + metadata_bytes
+    if continuation != _CONTINUATION or not 0 < metadata_bytes <= _KNOWN_METADATA_BYTES or metadata_bytes % 8:
+        return None
+    layout = _layout(bytes(data[at + PREFIX.size : body]))
+    if layout is None or body + layout.body_bytes > len(data):
+        return None
+    bounds = layout.bounds.unpack_from(data, body + layout.bounds_at)
+    if bounds[0] < 0 or bounds[-1] > layout.data_bytes or list(bounds) != sorted(bounds):
+        return None
+    return OnlyBodies(bounds, body + layout.data_at, body + layout.body_bytes)
+
+
+@lru_cache(_KNOWN_METADATA)
+def _layout(text: bytes) -> _Layout | None:
+    """Batches of as many rows and bytes say the same each time: pyarrow has read each once, with empty bodies."""
+    try:
+        metadata = _metadata(text)
+        nodes = _root(text).table(2).pairs(1)
+    except (_Broken, struct.error):
+        return None
+    rows = metadata.rows
+    if metadata.kind != _BATCH or metadata.codec != CODEC_NONE or not rows or nodes != ((rows, 0),):
+        return None
+    if len(metadata.buffers) != 3:
+        return None
+    (_, nulls), (bounds_at, bounds_bytes), (data_at, data_bytes) = metadata.buffers
+    if nulls or bounds_bytes < 4 * (rows + 1) or metadata.body_bytes > _KNOWN_BODY_BYTES:
+        return None
+    message = PREFIX.pack(_CONTINUATION, len(text)) + text + bytes(metadata.body_bytes)
+    try:  # pyarrow looks at more of the metadata than what is used here
+        pa.ipc.read_record_batch(pa.py_buffer(message), _ONE_COLUMN).validate(full=True)
+    except _UNREADABLE:
+        return None
+    return _Layout(metadata.body_bytes, bounds_at, struct.Struct(f"<{rows + 1}i"), data_at, data_bytes)
 
 
 # -- batches put together from a template --------------------------------------------------------------------

@@ -43,9 +43,10 @@ def sticky_queue(clock: Clock, topic_id: int, queues: int) -> int:
 
 @dataclass(slots=True)
 class Rows:
-    """Messages of one queue on their way into a frame. Hash columns as in `core.hashing`, dedup ones both or none."""
+    """Messages of one queue on their way into a frame. Hash columns as in `core.hashing`, dedup ones both or none.
+    `decoded`: None while nobody has asked for the batch that stands in `payload`."""
 
-    batch: pa.RecordBatch
+    decoded: pa.RecordBatch | None
     columns: int
     tag_hash: Hashes
     key_hash: Hashes
@@ -57,6 +58,12 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self.tag_hash)
+
+    @property
+    def batch(self) -> pa.RecordBatch:
+        if self.decoded is None:
+            self.decoded = pa.ipc.read_record_batch(self.payload, message_schema(self.columns))
+        return self.decoded
 
     @property
     def bytes(self) -> int:
@@ -192,7 +199,7 @@ def split(
 
 
 def _check(incoming: Incoming, max_message_bytes: int) -> RowErrors:
-    errors = check_columns(incoming.batch, max_message_bytes)
+    errors = {} if incoming.fits(max_message_bytes) else check_columns(incoming.batch, max_message_bytes)
     if incoming.dedup_ids is not None:
         beside = pa.RecordBatch.from_arrays([incoming.dedup_ids], ["dedup_id"])
         for row, error in check_columns(beside, 0).items():
@@ -201,19 +208,19 @@ def _check(incoming: Incoming, max_message_bytes: int) -> RowErrors:
 
 
 def _hashed(incoming: Incoming, random: Random) -> Rows:
-    batch, columns, count = incoming.batch, incoming.columns, incoming.batch.num_rows
+    columns, count = incoming.columns, incoming.rows
     rows = Rows(
-        batch,
+        incoming.decoded,
         columns,
-        hash_tags(batch.column("tag")) if columns & TAG else np.zeros(count, np.uint32),
-        hash_binary(batch.column("key")) if columns & KEY else np.zeros(count, np.uint32),
+        hash_tags(incoming.batch.column("tag")) if columns & TAG else np.zeros(count, np.uint32),
+        hash_binary(incoming.batch.column("key")) if columns & KEY else np.zeros(count, np.uint32),
         payload=incoming.payload,
         payload_size=incoming.payload_size,
         codec=incoming.codec,
     )
     if incoming.dedup_ids is not None and incoming.dedup_ids.null_count < count:
         rows.dedup_hash = dedup_hashes(incoming.dedup_ids.to_pylist(), random.bytes)
-        rows.dedup_check = dedup_checks(batch.column("body"))
+        rows.dedup_check = dedup_checks(incoming.batch.column("body"))
     return rows
 
 

@@ -124,7 +124,7 @@ class Bodies(NamedTuple):
 
 def has_bodies_alone(frame: StoredFrame) -> bool:
     """Whether its rows are to be had as `Bodies`: not those of a compressed frame, which is inflated once and kept."""
-    return not frame.columns & PAYLOAD_COLUMNS and frame.codec == CODEC_NONE
+    return not frame.columns & (PAYLOAD_COLUMNS | ~KNOWN_COLUMNS) and frame.codec == CODEC_NONE
 
 
 def bodies(frame: StoredFrame, queue: int, first: int, end: int) -> Bodies:

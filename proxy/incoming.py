@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
+from operator import sub
 from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
@@ -60,16 +61,32 @@ class Incoming:
     """A batch in columns: `batch` has exactly `message_schema(columns)`; `dedup_ids` utf8, `queues` int32 beside it.
 
     `payload`: the record batch message as it was sent, when it can stand in a frame as it is; `codec` is what the
-    producer compressed with, `payload_size` the payload's size once decompressed.
+    producer compressed with, `payload_size` the payload's size once decompressed. `decoded`: None of few bodies alone,
+    whose `payload` is decoded when somebody asks for the batch; `bounds` are those of their message (`OnlyBodies`).
     """
 
-    batch: pa.RecordBatch
+    decoded: pa.RecordBatch | None
     columns: int
     dedup_ids: pa.Array | None = None
     queues: pa.Array | None = None
     payload: pa.Buffer | None = None
     payload_size: int = 0
     codec: int = CODEC_NONE
+    bounds: tuple[int, ...] = ()
+
+    @property
+    def batch(self) -> pa.RecordBatch:
+        if self.decoded is None:
+            self.decoded = pa.ipc.read_record_batch(self.payload, message_schema(self.columns))
+        return self.decoded
+
+    @property
+    def rows(self) -> int:
+        return len(self.bounds) - 1 if self.bounds else int(self.batch.num_rows)
+
+    def fits(self, body_bytes: int) -> bool:
+        """Whether it is known to have nothing but bodies of at most so many bytes."""
+        return bool(self.bounds) and max(map(sub, self.bounds[1:], self.bounds)) <= body_bytes
 
 
 class Request(NamedTuple):

@@ -35,6 +35,8 @@ SIGNED = 4_096
 """Of its own tokens a process knows so many by heart, about 1 MB: most come back soon, and need no HMAC then."""
 
 _DOMAIN = b"millpond lease token\x00"
+_URLSAFE = bytes.maketrans(b"+/", b"-_")
+_BEGINNINGS = 1_024  # of tokens, by key, group and queue: the last used
 
 
 class Lease(NamedTuple):
@@ -65,8 +67,9 @@ class LeaseTokens:
         """The token of a grant. Raises Unavailable(metadata_unavailable) when no key was ever had, or for too long."""
         await self._load(LEASE_KEYS_SECONDS)
         key = self._keys[0]
-        body = _body((key.number, *lease))
-        token = base64.urlsafe_b64encode(body + _mac(key.secret, body)).rstrip(b"=").decode()
+        body = _begin(key.number, *lease[:-2]) + _varints_of(lease[-2:])
+        text = binascii.b2a_base64(body + _mac(key.secret, body), newline=False)
+        token = text.translate(_URLSAFE, b"=").decode()
         if len(self._signed) >= SIGNED:
             del self._signed[next(iter(self._signed))]
         self._signed[token] = key.number, lease
@@ -148,9 +151,15 @@ def _verify(secrets: dict[int, bytes], number: int, body: bytes, mac: bytes) -> 
     return Lease._make(values[1:])
 
 
-def _body(values: Iterable[int]) -> bytes:
-    """The version, and each value as LEB128: seven bits a byte, least first, high bit set on all but the last."""
-    out = bytearray((VERSION,))
+@lru_cache(_BEGINNINGS)
+def _begin(*values: int) -> bytes:
+    """The version and the first values, which are those of all grants of a queue to a group."""
+    return bytes((VERSION,)) + _varints_of(values)
+
+
+def _varints_of(values: Iterable[int]) -> bytes:
+    """Each value as LEB128: seven bits a byte, least first, high bit set on all but the last."""
+    out = bytearray()
     for value in values:
         assert value >= 0
         left = value

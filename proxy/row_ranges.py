@@ -26,8 +26,9 @@ def runs(values: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDAr
 
 def texts_of(rows: npt.NDArray[np.int64]) -> list[str]:
     """Ascending distinct `rows`, at least one, as texts of at most RECEIPT_RANGES ranges each."""
-    if rows[-1] - rows[0] == len(rows) - 1:  # one run: what a receive mostly gives
-        return [f"{rows[0]}-{rows[-1]}" if len(rows) > 1 else str(rows[0])]
+    first, last = int(rows[0]), int(rows[-1])
+    if last - first == len(rows) - 1:  # one run: what a receive mostly gives
+        return [f"{first}-{last}" if last > first else str(first)]
     pairs = zip(*(side.tolist() for side in runs(rows)), strict=True)
     parts = [str(first) if first == last else f"{first}-{last}" for first, last in pairs]
     return [",".join(parts[at : at + RECEIPT_RANGES]) for at in range(0, len(parts), RECEIPT_RANGES)]

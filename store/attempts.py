@@ -105,6 +105,8 @@ def _key(group_id: int, attempt_id: str) -> str:
 
 def _compact(drawn: Drawn) -> _Rows:
     first, last = int(drawn.offsets[0]), int(drawn.offsets[-1])
+    if drawn.spots is not None:  # new ones, which follow each other
+        return _Rows(drawn.place, drawn.generation, drawn.lease, range(first, last + 1), None)
     dense = last - first == len(drawn.offsets) - 1
     offsets = range(first, last + 1) if dense else drawn.offsets
     again = np.count_nonzero(drawn.attempts != 1)

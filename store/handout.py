@@ -103,7 +103,8 @@ class DeliveryLog(Protocol):
 
 
 class Drawn(NamedTuple):
-    """Rows leased together, before they are an answer. `spots`: where they stand, when that is known already."""
+    """Rows leased together, before they are an answer. `spots`: where they stand, when that is known already: of new
+    messages that follow each other."""
 
     place: Place
     generation: int

@@ -94,15 +94,17 @@ class Ends:
     def _over(self) -> None:
         now = round(self.loop.time() * 1000)
         left = _AT_ONCE
-        while left and self._times and self._times[0] <= now:
-            together = self._due[self._times[0]]
-            while left and together:
-                together.pop().rise(False)
-                left -= 1
-            if not together:
-                del self._due[heappop(self._times)]
-        self._timer = None
-        self._arm()  # at once for what is left
+        try:
+            while left and self._times and self._times[0] <= now:
+                together = self._due[self._times[0]]
+                while left and together:
+                    together.pop().rise(False)
+                    left -= 1
+                if not together:
+                    del self._due[heappop(self._times)]
+        finally:
+            self._timer = None
+            self._arm()  # at once for what is left, also when one of them fails
 
     def close(self) -> None:
         if self._timer is not None:

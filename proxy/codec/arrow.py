@@ -16,7 +16,16 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import types
 
-from millpond.core.arrow import DECODED_BYTES, MEDIA_TYPE, BatchMessage, Scanned, scan
+from millpond.core.arrow import (
+    DECODED_BYTES,
+    END_OF_STREAM,
+    MEDIA_TYPE,
+    PREFIX,
+    BatchMessage,
+    Scanned,
+    only_bodies,
+    scan,
+)
 from millpond.core.errors import BadRequest, FieldError, TooLarge
 from millpond.core.frame import CODEC_NONE
 from millpond.core.http.call import Body
@@ -43,14 +52,23 @@ _TARGETS = {
 _KNOWN_SCHEMAS = 256  # remembered, the last used; each of at most
 _KNOWN_BYTES = 4 * KIB
 _DELAYS = {"delay_level", "delay_ms", "deliver_at"}
+FEW_BYTES = 64 * KIB
+FEW_ROWS = 64
+_ENDS = (END_OF_STREAM, b"")
+_bodies_alone: set[bytes] = set()  # schema messages of valid requests, as many as _KNOWN_SCHEMAS
 
 
 def decode(body: Body) -> Incoming:
     """Raises BadRequest (malformed_body; invalid_request or unknown_field naming the column) and TooLarge."""
+    found = _few(body)
+    if found is not None:
+        return found
     scanned = scan(body)
     standing = _standing(scanned.schema_message) if len(scanned.schema_message) <= _KNOWN_BYTES else None
     if standing is None:
         _check_schema(scanned.schema)
+    elif not standing[0]:
+        _note_bodies_alone(scanned.schema_message)
     if not scanned.rows:
         raise BadRequest.field("body", f"1 to {BATCH_MESSAGES} messages")
     if standing is not None and len(scanned.messages) == 1 and not scanned.messages[0].dictionary:
@@ -70,6 +88,26 @@ def decode(body: Body) -> Incoming:
     if len(batches) == 1 and _stands(scanned.schema, schema):
         incoming.payload, incoming.payload_size = _payload(scanned, message)
     return incoming
+
+
+def _few(body: Body) -> Incoming | None:
+    """Few bodies alone under a schema that was seen before, which need not be decoded; None for all else."""
+    if not PREFIX.size <= len(body) <= FEW_BYTES:
+        return None
+    start = PREFIX.size + max(0, PREFIX.unpack_from(body, 0)[1])
+    if bytes(body[:start]) not in _bodies_alone:
+        return None
+    found = only_bodies(body, start)
+    if found is None or len(found.bounds) > FEW_ROWS + 1 or body[found.end :] not in _ENDS:
+        return None
+    payload = pa.py_buffer(body)[start : found.end]
+    return Incoming(None, 0, payload=payload, payload_size=payload.size, bounds=found.bounds)
+
+
+def _note_bodies_alone(schema_message: bytes) -> None:
+    if len(_bodies_alone) >= _KNOWN_SCHEMAS:
+        _bodies_alone.clear()
+    _bodies_alone.add(schema_message)
 
 
 @lru_cache(_KNOWN_SCHEMAS)

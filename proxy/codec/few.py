@@ -15,18 +15,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from struct import pack, unpack_from
+from struct import pack
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from millpond.core.arrow import BUFFER, END_OF_STREAM, LONG, Places, lengthen, places
+from millpond.core.arrow import BUFFER, END_OF_STREAM, LONG, Places, lengthen, only_bodies, places
 from millpond.core.frame import aligned
 from millpond.core.gathered import Buffer
 from millpond.core.limits import KIB
 from millpond.core.schema import TIER_SCHEMA
-from millpond.proxy.frames import FEW_ROWS, Bodies, bodies, has_bodies_alone, tier_rows
+from millpond.proxy.frames import FEW_ROWS, bodies, has_bodies_alone, tier_rows
 from millpond.store.client import StoredFrame
 
 BYTES = 64 * KIB
@@ -39,36 +40,55 @@ _METADATA_LENGTHS = 64  # whose schema messages are kept
 _QUEUE, _OFFSET, _STORE_TS = 1, 3, 5  # buffers of the first columns: each has its validity before it
 
 
+class _Part(NamedTuple):
+    """Those of one frame: their offsets, and where they stand in its payload (`OnlyBodies`)."""
+
+    frame: StoredFrame
+    offsets: range
+    bounds: tuple[int, ...]
+    data: int
+
+
 @dataclass(frozen=True, slots=True)
 class Few:
-    """Few rows of one queue, in order, which stand for a batch until it is known what is to become of them."""
+    """Few rows of one queue, in order, which stand for a batch until it is known what is to become of them. `queue`:
+    its number in the topic."""
 
-    parts: list[Bodies]
+    parts: list[_Part]
+    queue: int
 
     @property
     def num_rows(self) -> int:
-        return sum(part.num_rows for part in self.parts)
+        return sum(len(part.offsets) for part in self.parts)
 
     @property
     def nbytes(self) -> int:
-        return sum(part.nbytes for part in self.parts)
+        """Of the bodies."""
+        return sum(part.bounds[-1] - part.bounds[0] for part in self.parts)
 
     def batch(self) -> pa.RecordBatch:
         """As TIER_SCHEMA."""
-        column = pa.concat_arrays([part.column for part in self.parts])
+        some = [bodies(part.frame, self.queue, part.offsets.start, part.offsets.stop) for part in self.parts]
         offsets = range(self.parts[0].offsets.start, self.parts[-1].offsets.stop)
-        times = np.repeat([part.store_ts for part in self.parts], [part.num_rows for part in self.parts])
-        return tier_rows({"body": column}, self.parts[0].queue, offsets, times)
+        times = np.repeat([part.store_ts for part in some], [part.num_rows for part in some])
+        return tier_rows({"body": pa.concat_arrays([part.column for part in some])}, self.queue, offsets, times)
 
 
 def few(frames: Sequence[StoredFrame], queue: int, first: int, end: int) -> Few | None:
-    """The rows [first, end) of these frames, which follow each other; None when they are not few, or have more than
-    bodies. `queue`: its number in the topic. Raises Internal(corrupt_range)."""
+    """The rows [first, end) of these frames, which follow each other; None when they are not few, have more than
+    bodies, or one does not open. `queue`: its number in the topic."""
     if end - first > FEW_ROWS or sum(frame.payload_size for frame in frames) > BYTES:
         return None
-    if not all(map(has_bodies_alone, frames)):
-        return None
-    return Few([bodies(frame, queue, first, end) for frame in frames])
+    parts = []
+    for frame in frames:
+        at = only_bodies(memoryview(frame.payload)) if has_bodies_alone(frame) else None
+        if at is None or len(at.bounds) != frame.count + 1:
+            return None
+        start = max(first, frame.first_offset)
+        offsets = range(start, min(end, frame.first_offset + frame.count))
+        skipped = start - frame.first_offset
+        parts.append(_Part(frame, offsets, at.bounds[skipped : skipped + len(offsets) + 1], at.data))
+    return Few(parts, queue)
 
 
 def stream(rows: Few, attempts: npt.NDArray[np.uint32], metadata: bytes) -> list[Buffer]:
@@ -80,20 +100,17 @@ def stream(rows: Few, attempts: npt.NDArray[np.uint32], metadata: bytes) -> list
     times: list[int] = []
     texts: list[Buffer] = []
     body_bytes = 0
-    for part in rows.parts:
-        column, run = part.column, part.offsets
-        _, bounds_buffer, data = column.buffers()
-        bounds = unpack_from(f"<{len(run) + 1}i", bounds_buffer, 4 * column.offset)
+    for frame, run, bounds, data in rows.parts:
         start, stop = bounds[0], bounds[-1]
         if stop > start:
-            texts.append(data[start:stop])
+            texts.append(frame.payload[data + start : data + stop])
         ends += [bound - start + body_bytes for bound in bounds[:-1]]
         offsets += run
-        times += [part.store_ts] * len(run)
+        times += [frame.store_ts] * len(run)
         body_bytes += stop - start
     ends.append(body_bytes)
     before, after = template.with_bodies(body_bytes)
-    template.put(before, _QUEUE, pack(f"<{count}i", *[rows.parts[0].queue] * count))
+    template.put(before, _QUEUE, pack(f"<{count}i", *[rows.queue] * count))
     template.put(before, _OFFSET, pack(f"<{count}q", *offsets))
     template.put(before, _STORE_TS, pack(f"<{count}q", *times))
     template.put(before, template.bodies - 1, pack(f"<{count + 1}i", *ends))

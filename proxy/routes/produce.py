@@ -199,7 +199,7 @@ def _many(
     parts: Parts, topic: TopicInfo, batch: Incoming, session: Session | None, queue: int | None, asked: _Asked
 ) -> Prompt:
     """Part the batch by queue and send it."""
-    count, queues, key = batch.batch.num_rows, len(topic.queues), asked.idempotency_key
+    count, queues, key = batch.rows, len(topic.queues), asked.idempotency_key
     if queue is not None:
         _checked_queue("Millpond-Queue", queue, queues)
         if batch.queues is not None:
@@ -226,7 +226,7 @@ def _session_queue(
         raise BadRequest.field("queue", "none beside a producer part, which names its own")
     if idempotency_key is not None or batch.dedup_ids is not None:
         raise BadRequest.field("producer", "no dedup ids beside it: a sequence already tells duplicates")
-    session.part(batch.batch.num_rows)
+    session.part(batch.rows)
     return _checked_queue("producer.queue", session.queue, queues)
 
 

@@ -216,6 +216,26 @@ async def test_many_waits_end_in_turns() -> None:
     ends.close()
 
 
+async def test_one_that_fails_keeps_no_other() -> None:
+    """The loop says so, and the others end."""
+    loop = asyncio.get_running_loop()
+    said: list[BaseException] = []
+
+    def broken(how: object) -> None:
+        raise ZeroDivisionError
+
+    loop.set_exception_handler(lambda _, what: said.append(what["exception"]))
+    ends = Ends()
+    sleepers = [Sleeper() for _ in range(10)]
+    for sleeper in sleepers:
+        ends.add(sleeper, 0.001)
+    sleepers[3].rises = broken
+    async with asyncio.timeout(5):
+        await asyncio.gather(*(sleeper.ended for sleeper in sleepers if sleeper is not sleepers[3]))
+    assert [type(one) for one in said] == [ZeroDivisionError]
+    ends.close()
+
+
 async def test_a_shorter_wait_ends_first() -> None:
     """One timer serves all, whoever came first; who got up meanwhile is not told."""
     ends = Ends()
