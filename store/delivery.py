@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable
 
 import pyarrow as pa
 
-from millpond.core.errors import BadRequest, Conflict, MillpondError, NotFound, Unavailable
+from millpond.core.errors import Conflict, MillpondError, NotFound, Unavailable
 from millpond.store.attempts import Attempts
 from millpond.store.client import (
     Grant,
@@ -36,12 +36,11 @@ from millpond.store.client import (
     StoredFrame,
 )
 from millpond.store.fold.cursors import Cursors
-from millpond.store.fold.operations import Ints
 from millpond.store.groups import Groups, first_number
 from millpond.store.handout import DeliveryLog, Drawn, Handout
 from millpond.store.moves import Moves
 from millpond.store.parked import Parked, Woken
-from millpond.store.places import DueTimes, Group, OpenClaim, Place
+from millpond.store.places import DueTimes, Group, Place
 from millpond.store.settles import Settles, offsets_of
 from millpond.store.waiters import Waiter, WaiterCount, ids_of
 
@@ -174,13 +173,14 @@ class Delivery:
         group: Group,
         request: ReceiveRequest,
         handout: Handout,
-        filled: Awaitable[None],
+        filled: Awaitable[None] | None,
         created: bool,
         parked: Parked | None = None,
     ) -> ReceiveResult:
         """The answer once the handout is `filled`; what it has is released when nobody takes it."""
         try:
-            await filled
+            if filled is not None:
+                await filled
             result = await self._answer(group, request, handout, created, parked)
         except BaseException:
             self._release(handout)
@@ -215,8 +215,23 @@ class Delivery:
     async def _resume(self, parked: Parked) -> ReceiveResult:
         """Serve one that was woken; when others were faster it goes back to its place in the line."""
         handout = self._handout(parked.group, parked.request)
-        filled = self._fill_woken(parked, handout)
+        filled = None if self._take_at_hand(parked, handout) else self._fill_woken(parked, handout)
         return await self._served(parked.group, parked.request, handout, filled, created=False, parked=parked)
+
+    def _take_at_hand(self, parked: Parked, handout: Handout) -> bool:
+        """What one that was woken mostly finds: new messages of one queue, in memory. Whether it did; else it has to
+        look for them, and nothing has changed."""
+        group = parked.group
+        place = self._groups.only_place(group, parked.request, handout.now)
+        if place is None:
+            return False
+        place.cursor.next_lease = max(place.cursor.next_lease, self._first_lease)
+        if not handout.take_at_hand(place, early=not group.ready):
+            return False
+        group.waiters.done()
+        self._after(place)
+        self._log.state_changed()
+        return True
 
     async def _fill_woken(self, parked: Parked, handout: Handout) -> None:
         group, request = parked.group, parked.request
@@ -379,6 +394,9 @@ class Delivery:
     async def _frames(self, drawn: Drawn, local: int, max_bytes: int) -> list[StoredFrame]:
         offsets = drawn.offsets
         if drawn.spots is not None and max_bytes > 0:
+            at_hand = self._log.frames_in_memory(drawn.spots, max_bytes)
+            if at_hand is not None:
+                return at_hand
             try:
                 return await self._log.frames_at(drawn.place.queue_id, drawn.spots, max_bytes)
             except MillpondError:
@@ -420,7 +438,7 @@ class Delivery:
         if cursor.generation != request.generation or cursor.head != claim.first:
             raise _claim_ended()
         take = offsets_of(request.take)
-        _check_take(take, claim, request.end)
+        claim.check(take, request.end)
         place.claim = None
         until = now + request.lease_ms
         cursor.next_lease = max(cursor.next_lease, self._first_lease)
@@ -484,13 +502,6 @@ def _grant(drawn: Drawn, local: int, frames: list[StoredFrame]) -> Grant:
         drawn.place.queue_id, drawn.generation, drawn.lease,
         pa.py_buffer(drawn.offsets), pa.py_buffer(drawn.attempts), drawn.until, local, frames,
     )  # fmt: skip
-
-
-def _check_take(take: Ints, claim: OpenClaim, end: int) -> None:
-    if not claim.first <= end <= claim.end:
-        raise BadRequest.field("end", f"{claim.first} to {claim.end}", end)
-    if len(take) and (take[0] < claim.first or take[-1] >= end or not (take[1:] > take[:-1]).all()):
-        raise BadRequest.field("take", "ascending offsets of the claimed range")
 
 
 def _claim_ended() -> Conflict:

@@ -7,7 +7,7 @@ import asyncio
 import numpy as np
 import numpy.typing as npt
 
-from millpond.core.limits import INLINE_FRAME_BYTES
+from millpond.core.limits import AHEAD_LEAST_BYTES, INLINE_FRAME_BYTES
 from millpond.store.ahead import FramesAhead
 from millpond.store.client import QueueEnds, QueueRef, StoredFrame
 from millpond.store.directory import Directory, FrameSpot, spots_of
@@ -83,7 +83,15 @@ class EngineLog:
             raise self._reads.missing(queue_id, first)
         return spots
 
+    def spots_in_memory(self, queue_id: int, first: int, end: int) -> list[FrameSpot]:
+        return self._directory.spots_in_memory(queue_id, first, end - first)
+
     # -- frames ----------------------------------------------------------------------------------------------
+
+    def frames_in_memory(self, spots: list[FrameSpot], max_bytes: int) -> list[StoredFrame] | None:
+        if sum(spot.length for spot in spots) > min(max_bytes, AHEAD_LEAST_BYTES):
+            return None  # many: reading ahead counts them
+        return self._reader.newest(spots)
 
     async def frames_at(self, queue_id: int, spots: list[FrameSpot], max_bytes: int) -> list[StoredFrame]:
         """The first of these that fit into `max_bytes`; one at least."""

@@ -134,7 +134,7 @@ class Directory:
         found: list[FrameSpot] = []
         end = offset + most
         while offset < end:
-            some = self._spots_in_memory(queue_id, offset, end - offset)
+            some = self.spots_in_memory(queue_id, offset, end - offset)
             if not some:
                 wanted = self._closed.locate(queue_id, offset, min(_ENTRIES_AT_ONCE, end - offset))
                 if wanted is None:
@@ -150,7 +150,8 @@ class Directory:
             offset = found[-1].end
         return found
 
-    def _spots_in_memory(self, queue_id: int, offset: int, most: int) -> list[FrameSpot]:
+    def spots_in_memory(self, queue_id: int, offset: int, most: int) -> list[FrameSpot]:
+        """The first of them, when `offset` is in an index that is in memory."""
         for index in self._memory():
             spots = index.spots(queue_id, offset, most)
             if spots:

@@ -58,6 +58,20 @@ class Groups:
             return None
         return place
 
+    def only_place(self, group: Group, request: ReceiveRequest, now: int) -> Place | None:
+        """Where alone this group may have something new, for a receive of all its queues without a filter; None when
+        something is due, or it has to be looked for."""
+        if request.tag_hashes is not None or len(request.queues) != len(group.places) or group.full:
+            return None
+        if len(group.ready) + len(group.flushing) != 1 or self._due.earliest <= now:
+            return None
+        [queue_id] = group.ready or group.flushing
+        place = self.find(group.ref.group_id, queue_id)
+        if place is None or place.group is not group or place.lock.locked():
+            return None
+        taken = place.claim is not None or place.withheld or place.cursor.earliest_due <= now
+        return None if taken else place
+
     def of_request(self, request: ReceiveRequest) -> tuple[Group, bool]:
         """The group with a cursor in every queue named, and whether it is new here. Raises BadRequest, DiskFull."""
         group = self._groups.get(request.group.group_id)

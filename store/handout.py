@@ -64,6 +64,14 @@ class DeliveryLog(Protocol):
         """The frames of [first, end), in order; fewer when some are not on this disk. Raises Internal, BelowLocal."""
         ...
 
+    def spots_in_memory(self, queue_id: int, first: int, end: int) -> list[FrameSpot]:
+        """The first of these that are known without a look at the disk; none when `first` is not."""
+        ...
+
+    def frames_in_memory(self, spots: list[FrameSpot], max_bytes: int) -> list[StoredFrame] | None:
+        """All of these when they are at hand and fit."""
+        ...
+
     async def frames_at(self, queue_id: int, spots: list[FrameSpot], max_bytes: int) -> list[StoredFrame]:
         """The first of these, as many as fit; one at least."""
         ...
@@ -204,17 +212,27 @@ class Handout:
         else:
             await self._take_matching(place, end, most, self._tags)
 
+    def take_at_hand(self, place: Place, *, early: bool) -> bool:
+        """New messages, without a filter, whose frames the index has in memory, as `visit` would take them; `early`:
+        also those that are being flushed. False: there are none, and nothing has changed."""
+        cursor = place.cursor
+        ends = self._log.ends(place.queue_id)
+        end = self._log.flushing_end(place.queue_id) if early else ends.end_offset
+        first, most = cursor.head, min(self.messages, self._bound - cursor.in_flight)
+        if not max(ends.start_offset, ends.local_offset) <= first < end or most <= 0:
+            return False
+        spots = self._suitable(self._log.spots_in_memory(place.queue_id, first, _asked_to(first, end, most)), most)
+        if spots:
+            self._take_spots(place, spots, end, most)
+        return bool(spots)
+
     async def _take_next(self, place: Place, local: int, end: int, most: int) -> None:
         cursor = place.cursor
         first, generation = cursor.head, cursor.generation
         if first >= local:
             spots = await self._frames_from(place.queue_id, first, end, most)
             if spots and (cursor.head, cursor.generation) == (first, generation):
-                to = spots[-1].end
-                self._bytes -= sum(spot.length for spot in spots)
-                self._lease(place, np.arange(first, to), to, spots)
-                if most > RECEIVE_MESSAGES and to < end:
-                    self.messages = 0  # what another queue could add would be a part of a frame
+                self._take_spots(place, spots, end, most)
             if spots:
                 return
         offsets = np.arange(first, min(local if first < local else end, first + most))
@@ -222,16 +240,26 @@ class Handout:
         if count and (cursor.head, cursor.generation) == (first, generation):
             self._lease(place, offsets[:count], first + count)
 
+    def _take_spots(self, place: Place, spots: list[FrameSpot], end: int, most: int) -> None:
+        """All of these frames, from the head on."""
+        to = spots[-1].end
+        self._bytes -= sum(spot.length for spot in spots)
+        self._lease(place, np.arange(place.cursor.head, to), to, spots)
+        if most > RECEIVE_MESSAGES and to < end:
+            self.messages = 0  # what another queue could add would be a part of a frame
+
     async def _frames_from(self, queue_id: int, first: int, end: int, most: int) -> list[FrameSpot]:
-        """Frames from `first` on up to `end`, within what may still be given: what is asked for when that is not many
-        messages, else whole frames alone. Nothing when they do not fit."""
-        whole = most > RECEIVE_MESSAGES
+        """Frames from `first` on up to `end`, `_suitable` ones."""
         try:
-            # one entry more says whether the last frame goes on
-            spots = await self._log.spots(queue_id, first, min(end, first + most + whole))
+            spots = await self._log.spots(queue_id, first, _asked_to(first, end, most))
         except MillpondError:
             return []  # the usual way hands them out without their frames, and the proxy's own read says why
-        if whole:
+        return self._suitable(spots, most)
+
+    def _suitable(self, spots: list[FrameSpot], most: int) -> list[FrameSpot]:
+        """Those within what may still be given: what is asked for when that is not many messages, else whole frames
+        alone. Nothing when they do not fit."""
+        if most > RECEIVE_MESSAGES:
             return self._whole(spots, most)
         return spots if sum(spot.length for spot in spots) <= self._bytes else []
 
@@ -326,3 +354,8 @@ class Handout:
                 known = sizes[:0]
             sizes[from_local - first : from_local - first + len(known)] = known
         return sizes[offsets - first]
+
+
+def _asked_to(first: int, end: int, most: int) -> int:
+    """Up to where the index is asked for `most` messages: of many one more says whether the last frame goes on."""
+    return min(end, first + most + (most > RECEIVE_MESSAGES))

@@ -15,8 +15,10 @@ from collections import OrderedDict
 from itertools import chain
 from typing import NamedTuple
 
+from millpond.core.errors import BadRequest
 from millpond.store.client import GroupRef, QueueRef
 from millpond.store.fold.cursor import Cursor
+from millpond.store.fold.operations import Ints
 from millpond.store.fold.unsettled import NEVER
 from millpond.store.waiters import WaiterCount, Waiters
 
@@ -28,6 +30,13 @@ class OpenClaim(NamedTuple):
     first: int
     end: int
     until: int
+
+    def check(self, take: Ints, end: int) -> None:
+        """Raises BadRequest unless these offsets, and where looking ended, are of the claimed range."""
+        if not self.first <= end <= self.end:
+            raise BadRequest.field("end", f"{self.first} to {self.end}", end)
+        if len(take) and (take[0] < self.first or take[-1] >= end or not (take[1:] > take[:-1]).all()):
+            raise BadRequest.field("take", "ascending offsets of the claimed range")
 
 
 class Place:

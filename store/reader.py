@@ -89,6 +89,11 @@ class FrameReader:
         stored = iter(await self._stored(absent, background) if absent else [])
         return [next(stored) if frame is None else frame for frame in recent]
 
+    def newest(self, spots: list[FrameSpot]) -> list[StoredFrame] | None:
+        """The frames at `spots` when all are of the newest."""
+        found = [frame for spot in spots if (frame := self._recent.get(spot.position)) is not None]
+        return found if len(found) == len(spots) else None
+
     def in_memory(self, spot: FrameSpot) -> bool:
         """Whether this frame is one of the newest: no disk is read for it."""
         return self._recent.get(spot.position) is not None

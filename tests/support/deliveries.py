@@ -42,6 +42,8 @@ class MemoryLog:
         self.local: dict[int, int] = {}
         self.row_size = 100.0
         self.without_frames = False
+        self.in_memory = False  # the index and the frames: nothing has to be waited for
+        self.looked = 0  # how often the index was asked for frames
         self.frame_rows = 100
         self.calls: list[str] = []
         self.gate: asyncio.Event | None = None
@@ -82,16 +84,28 @@ class MemoryLog:
 
     async def spots(self, queue_id: int, first: int, end: int) -> list[FrameSpot]:
         await self._pass(self.gate)
+        self.looked += 1
+        return self._spots(queue_id, first, end)
+
+    def spots_in_memory(self, queue_id: int, first: int, end: int) -> list[FrameSpot]:
+        return self._spots(queue_id, first, end) if self.in_memory else []
+
+    def _spots(self, queue_id: int, first: int, end: int) -> list[FrameSpot]:
         rows = self.frame_rows
         last = min(end, len(self.tags[queue_id]))
         starts = [first, *range(first - first % rows + rows, last, rows)]
         ends = [*starts[1:], last]
         return [FrameSpot(s // rows, int(rows * self.row_size), s, e) for s, e in zip(starts, ends, strict=True)]
 
+    def frames_in_memory(self, spots: list[FrameSpot], max_bytes: int) -> list[StoredFrame] | None:
+        return self._frames(spots) if self.in_memory and not self.without_frames else None
+
     async def frames_at(self, queue_id: int, spots: list[FrameSpot], max_bytes: int) -> list[StoredFrame]:
+        return [] if self.without_frames else self._frames(spots)
+
+    def _frames(self, spots: list[FrameSpot]) -> list[StoredFrame]:
         nothing = pa.py_buffer(b"")
-        frame = StoredFrame(queue_id, 0, 0, 0, 0, 0, 0, 0, nothing, nothing)
-        return [] if self.without_frames else [frame] * len(spots)
+        return [StoredFrame(0, spot.position, 0, 0, 0, 0, 0, 0, nothing, nothing) for spot in spots]
 
     async def timestamp_at(self, queue_id: int, offset: int) -> int:
         return 7_000 + offset
