@@ -52,7 +52,7 @@ class Parked:
         self.waiter = Waiter(request.queues)
         self.woken = False
         self.shown_at = 0
-        self._rises = rises
+        self._rises: Callable[[Risen], None] | None = rises
         self._resume = resume
         self._shown = shown
         self._leave = leave
@@ -65,7 +65,9 @@ class Parked:
             self.woken = True
         else:
             self._no_longer()
-        self._rises(how)
+        rises, self._rises = self._rises, None  # it mostly knows this one: nothing is left to the collector of garbage
+        if rises is not None:
+            rises(how)
 
     def _no_longer(self) -> None:
         if self._counted:
@@ -92,6 +94,7 @@ class Parked:
         if self._resumed:
             return
         self._resumed = True
+        self._rises = None
         self._no_longer()
         if self.woken:
             self.group.waiters.done()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from itertools import pairwise
 from typing import Any
 
@@ -135,6 +137,37 @@ async def test_one_that_was_woken_for_nothing_keeps_its_place(known: Known) -> N
     assert got(await task) == [1]
     second.leave()
     await turns()
+
+
+@pytest.mark.parametrize("how", ["served", "over", "left"])
+async def test_nothing_is_left_to_the_collector(known: Known, how: str) -> None:
+    """Who waits knows what it waits in, and is known there only until that ends."""
+
+    class Caller:
+        def __init__(self) -> None:
+            self.parked = known.bench.delivery.park(known.request(wait_ms=5 if how == "over" else 60_000), self.rises)
+            self.ended = asyncio.Event()
+
+        def rises(self, how: bool | Exception) -> None:
+            self.ended.set()
+
+    gc.disable()
+    try:
+        caller = Caller()
+        assert caller.parked is not None
+        if how == "served":
+            known.bench.put(1)
+            await caller.parked.receive()
+        elif how == "over":
+            await caller.ended.wait()
+        else:
+            caller.parked.leave()
+        await turns()
+        gone = weakref.ref(caller)
+        del caller
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 async def test_what_was_leased_for_one_that_left_is_released(known: Known) -> None:
