@@ -173,14 +173,13 @@ class Delivery:
         group: Group,
         request: ReceiveRequest,
         handout: Handout,
-        filled: Awaitable[None] | None,
+        filled: Awaitable[None],
         created: bool,
         parked: Parked | None = None,
     ) -> ReceiveResult:
         """The answer once the handout is `filled`; what it has is released when nobody takes it."""
         try:
-            if filled is not None:
-                await filled
+            await filled
             result = await self._answer(group, request, handout, created, parked)
         except BaseException:
             self._release(handout)
@@ -215,7 +214,7 @@ class Delivery:
     async def _resume(self, parked: Parked) -> ReceiveResult:
         """Serve one that was woken; when others were faster it goes back to its place in the line."""
         handout = self._handout(parked.group, parked.request)
-        filled = None if self._take_at_hand(parked, handout) else self._fill_woken(parked, handout)
+        filled = self._fill_woken(parked, handout)
         return await self._served(parked.group, parked.request, handout, filled, created=False, parked=parked)
 
     def _take_at_hand(self, parked: Parked, handout: Handout) -> bool:
@@ -228,7 +227,6 @@ class Delivery:
         place.cursor.next_lease = max(place.cursor.next_lease, self._first_lease)
         if not handout.take_at_hand(place, early=not group.ready):
             return False
-        group.waiters.done()
         self._after(place)
         self._log.state_changed()
         return True
@@ -238,7 +236,8 @@ class Delivery:
         try:
             if self._groups.get(group.ref.group_id) is not group:
                 raise _group_gone(group.ref)
-            await self._draw(group, handout, request)
+            if not self._take_at_hand(parked, handout):
+                await self._draw(group, handout, request)
         finally:
             group.waiters.done()
         if handout.empty:

@@ -52,8 +52,8 @@ _TARGETS = {
 _KNOWN_SCHEMAS = 256  # remembered, the last used; each of at most
 _KNOWN_BYTES = 4 * KIB
 _DELAYS = {"delay_level", "delay_ms", "deliver_at"}
-FEW_BYTES = 64 * KIB
-FEW_ROWS = 64
+FEW_BYTES = 64 * KIB  # of a request, and ..
+FEW_ROWS = 64  # .. of its messages: so many are taken without pyarrow
 _ENDS = (END_OF_STREAM, b"")
 _bodies_alone: set[bytes] = set()  # schema messages of valid requests, as many as _KNOWN_SCHEMAS
 
