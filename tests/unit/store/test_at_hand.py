@@ -115,6 +115,22 @@ async def test_what_has_to_be_looked_for(known: Bench, why: str) -> None:
     assert found == expected.get(why, {40: [0]})
 
 
+async def test_a_failure_there_stands_in_nobodys_way(known: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits behind it is given the message."""
+    first, second = park(known), park(known)
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    known.put(1)
+    assert await first.woken
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(known.log, "spots_in_memory", broken)
+        await first.receive()
+    assert await second.woken
+    assert got(await second.receive()) == [0]
+
+
 async def test_a_group_that_was_deleted_gives_nothing(known: Bench) -> None:
     """It is told so."""
     parked = park(known)
