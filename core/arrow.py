@@ -49,7 +49,8 @@ _KNOWN_SCHEMAS = 256  # remembered, the last used; each of at most
 _KNOWN_BYTES = 4 * KIB
 _KNOWN_METADATA = 256  # of messages, likewise
 _KNOWN_METADATA_BYTES = KIB
-_KNOWN_BODY_BYTES = 128 * KIB  # of those that are read without pyarrow
+FEW_ROWS = 64  # more are quicker by pyarrow, which looks at none by itself ..
+_KNOWN_BODY_BYTES = 128 * KIB  # .. and so are larger ones
 _ONE_COLUMN = pa.schema([("body", pa.binary())])
 
 
@@ -276,7 +277,8 @@ class _Layout(NamedTuple):
 
 
 def only_bodies(data: bytes | memoryview, at: int = 0) -> OnlyBodies | None:
-    """The message at `at`, checked as pyarrow's own validation does; None for every other, and for what is broken."""
+    """The message at `at`, of FEW_ROWS at most, checked as pyarrow's own validation does; None for every other, and for
+    what is broken."""
     if len(data) - at < PREFIX.size:
         return None
     continuation, metadata_bytes = PREFIX.unpack_from(data, at)
@@ -296,14 +298,14 @@ def only_bodies(data: bytes | memoryview, at: int = 0) -> OnlyBodies | None:
 def _layout(text: bytes) -> _Layout | None:
     """Batches of as many rows and bytes say the same each time: pyarrow has read each once, with empty bodies."""
     try:
-        metadata = _metadata(text)
+        metadata = _known_metadata(text)
+        rows = metadata.rows
+        if metadata.kind != _BATCH or metadata.codec != CODEC_NONE or not 0 < rows <= FEW_ROWS:
+            return None
         nodes = _root(text).table(2).pairs(1)
     except (_Broken, struct.error):
         return None
-    rows = metadata.rows
-    if metadata.kind != _BATCH or metadata.codec != CODEC_NONE or not rows or nodes != ((rows, 0),):
-        return None
-    if len(metadata.buffers) != 3:
+    if nodes != ((rows, 0),) or len(metadata.buffers) != 3:
         return None
     (_, nulls), (bounds_at, bounds_bytes), (data_at, data_bytes) = metadata.buffers
     if nulls or bounds_bytes < 4 * (rows + 1) or metadata.body_bytes > _KNOWN_BODY_BYTES:

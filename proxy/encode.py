@@ -25,7 +25,7 @@ from millpond.core.hashing import Hashes, dedup_checks, dedup_hashes, hash_binar
 from millpond.core.limits import BATCH_BYTES, BATCH_OVERHEAD_BYTES
 from millpond.core.message import RowErrors, check_columns
 from millpond.core.schema import DEDUP, KEY, TAG, message_schema
-from millpond.proxy.incoming import Incoming
+from millpond.proxy.incoming import Incoming, Standing
 from millpond.store.client import Durability, QueueAppend, QueueRef
 
 Indices = npt.NDArray[np.int64]
@@ -42,7 +42,7 @@ def sticky_queue(clock: Clock, topic_id: int, queues: int) -> int:
 
 
 @dataclass(slots=True)
-class Rows:
+class Rows(Standing):
     """Messages of one queue on their way into a frame. Hash columns as in `core.hashing`, dedup ones both or none.
     `decoded`: None while nobody has asked for the batch that stands in `payload`."""
 
@@ -58,12 +58,6 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self.tag_hash)
-
-    @property
-    def batch(self) -> pa.RecordBatch:
-        if self.decoded is None:
-            self.decoded = pa.ipc.read_record_batch(self.payload, message_schema(self.columns))
-        return self.decoded
 
     @property
     def bytes(self) -> int:

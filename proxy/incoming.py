@@ -56,8 +56,24 @@ class Session(Input, frozen=True):
         return ProducerPart(self.id, previous, self.first, self.last, 0, rows)
 
 
+class Standing:
+    """Messages that stand in `payload` as `message_schema(columns)`, and are decoded when their batch is asked for."""
+
+    __slots__ = ()
+    decoded: pa.RecordBatch | None
+    columns: int
+    payload: pa.Buffer | None
+
+    @property
+    def batch(self) -> pa.RecordBatch:
+        if self.decoded is None:
+            batch = pa.ipc.read_record_batch(self.payload, message_schema(self.columns))
+            self.decoded = batch  # type: ignore[misc]  # a slot of each subclass
+        return self.decoded
+
+
 @dataclass(slots=True)
-class Incoming:
+class Incoming(Standing):
     """A batch in columns: `batch` has exactly `message_schema(columns)`; `dedup_ids` utf8, `queues` int32 beside it.
 
     `payload`: the record batch message as it was sent, when it can stand in a frame as it is; `codec` is what the
@@ -73,12 +89,6 @@ class Incoming:
     payload_size: int = 0
     codec: int = CODEC_NONE
     bounds: tuple[int, ...] = ()
-
-    @property
-    def batch(self) -> pa.RecordBatch:
-        if self.decoded is None:
-            self.decoded = pa.ipc.read_record_batch(self.payload, message_schema(self.columns))
-        return self.decoded
 
     @property
     def rows(self) -> int:

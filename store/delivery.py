@@ -16,8 +16,6 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 
-import pyarrow as pa
-
 from millpond.core.errors import Conflict, MillpondError, NotFound, Unavailable
 from millpond.store.attempts import Attempts
 from millpond.store.client import (
@@ -42,7 +40,7 @@ from millpond.store.moves import Moves
 from millpond.store.parked import Parked, Woken
 from millpond.store.places import DueTimes, Group, Place
 from millpond.store.settles import Settles, offsets_of
-from millpond.store.waiters import Waiter, WaiterCount, ids_of
+from millpond.store.waiters import Waiter, WaiterCount
 
 __all__ = ["Delivery", "DeliveryLog"]
 
@@ -259,7 +257,7 @@ class Delivery:
             while handout.empty and (rounds == 0 or handout.unfinished) and rounds < _SCAN_ROUNDS:
                 await self._draw(group, handout, request)
                 rounds += 1
-        if handout.empty and request.wait_ms and not group.is_full(_wanted(group, request)):
+        if handout.empty and request.wait_ms and not group.is_full(group.named(request.queues)):
             self._waiting.enter()
             try:
                 await self._wait(group, request, handout)
@@ -279,7 +277,7 @@ class Delivery:
         waiter = before.waiter if before is not None else Waiter(request.queues)
         woken_before = before is not None
         while handout.empty and loop.time() < deadline:
-            waiter.queue_ids = wanted = _wanted(group, request)
+            waiter.queue_ids = wanted = group.named(request.queues)
             if group.is_full(wanted):
                 return
             if self._groups.get(group.ref.group_id) is not group:
@@ -321,14 +319,14 @@ class Delivery:
     async def _go_round(
         self, group: Group, queue_ids: OrderedDict[int, None], handout: Handout, request: ReceiveRequest
     ) -> None:
-        known, wanted = len(group.places), _wanted(group, request)
+        known, wanted = len(group.places), group.named(request.queues)
         for _ in range(len(queue_ids)):
             if handout.satisfied or not queue_ids:
                 return
             queue_id = next(iter(queue_ids))
             queue_ids.move_to_end(queue_id)  # before any wait: whoever comes meanwhile begins with another
             if len(group.places) != known:  # the group has got more meanwhile
-                known, wanted = len(group.places), _wanted(group, request)
+                known, wanted = len(group.places), group.named(request.queues)
             if wanted is not None and queue_id not in wanted:
                 continue
             place = self._groups.find(group.ref.group_id, queue_id)
@@ -378,7 +376,7 @@ class Delivery:
             frames = await self._frames(drawn, ends.local_offset, room)
             whole = whole and drawn.spots is not None and len(frames) == len(drawn.spots)
             room = max(0, room - sum(len(frame.payload) for frame in frames))
-            grants.append(_grant(drawn, ends.local_offset, frames))
+            grants.append(drawn.grant(ends.local_offset, frames))
         if grants or created:
             await self._log.state_written()
         if parked is not None and whole:
@@ -447,7 +445,7 @@ class Delivery:
         place.group.pass_on()
         self._log.state_changed()
         await self._log.state_written()
-        return _grant(drawn, self._log.ends(place.queue_id).local_offset, [])
+        return drawn.grant(self._log.ends(place.queue_id).local_offset, [])
 
     # -- settle, seek, lag, delete ----------------------------------------------------------------------------
 
@@ -489,18 +487,6 @@ class Delivery:
     def _forget(self, group: Group, error: NotFound) -> None:
         self._groups.remove(group)
         group.waiters.fail(error)
-
-
-def _wanted(group: Group, request: ReceiveRequest) -> frozenset[int] | None:
-    """The queues that the request names, each of which its group is at; None when these are all of the group's."""
-    return None if len(request.queues) == len(group.places) else ids_of(request.queues)
-
-
-def _grant(drawn: Drawn, local: int, frames: list[StoredFrame]) -> Grant:
-    return Grant(
-        drawn.place.queue_id, drawn.generation, drawn.lease,
-        pa.py_buffer(drawn.offsets), pa.py_buffer(drawn.attempts), drawn.until, local, frames,
-    )  # fmt: skip
 
 
 def _claim_ended() -> Conflict:

@@ -20,10 +20,11 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from millpond.core.errors import MillpondError
 from millpond.core.limits import CLAIM_MS, READ_MESSAGES, RECEIVE_MESSAGES, SCAN_ENTRIES, UNSETTLED_ROWS
-from millpond.store.client import Claim, QueueEnds, QueueRef, ReceiveRequest, StoredFrame
+from millpond.store.client import Claim, Grant, QueueEnds, QueueRef, ReceiveRequest, StoredFrame
 from millpond.store.directory import FrameSpot
 from millpond.store.fold.operations import Ints
 from millpond.store.places import OpenClaim, Place
@@ -121,6 +122,13 @@ class Drawn(NamedTuple):
     attempts: npt.NDArray[np.uint32]
     until: int
     spots: list[FrameSpot] | None = None
+
+    def grant(self, local: int, frames: list[StoredFrame]) -> Grant:
+        """As it is answered; `local`: the queue's first offset on this disk."""
+        return Grant(
+            self.place.queue_id, self.generation, self.lease,
+            pa.py_buffer(self.offsets), pa.py_buffer(self.attempts), self.until, local, frames,
+        )  # fmt: skip
 
 
 class Handout:

@@ -20,7 +20,7 @@ from millpond.store.client import GroupRef, QueueRef
 from millpond.store.fold.cursor import Cursor
 from millpond.store.fold.operations import Ints
 from millpond.store.fold.unsettled import NEVER
-from millpond.store.waiters import WaiterCount, Waiters
+from millpond.store.waiters import WaiterCount, Waiters, ids_of
 
 
 class OpenClaim(NamedTuple):
@@ -93,6 +93,10 @@ class Group:
             for queue_id in chain(self.ready, self.flushing):
                 if self.waiters.wake(queue_id):
                     return
+
+    def named(self, queues: list[QueueRef]) -> frozenset[int] | None:
+        """These queues, each of which it is at; None when they are all of its own."""
+        return None if len(queues) == len(self.places) else ids_of(queues)
 
     def has_ready(self, wanted: frozenset[int] | None) -> bool:
         """Whether one of these queues may have something, or will once the flush under way has ended."""

@@ -31,6 +31,7 @@ from millpond.core.frame import CODEC_NONE
 from millpond.core.http.call import Body
 from millpond.core.limits import BATCH_BYTES, BATCH_MESSAGES, KIB
 from millpond.core.schema import PROPERTIES_TYPE, TIMESTAMP, columns_of, message_schema
+from millpond.proxy.codec import few
 from millpond.proxy.incoming import Incoming
 
 __all__ = ["MEDIA_TYPE", "decode"]
@@ -52,8 +53,6 @@ _TARGETS = {
 _KNOWN_SCHEMAS = 256  # remembered, the last used; each of at most
 _KNOWN_BYTES = 4 * KIB
 _DELAYS = {"delay_level", "delay_ms", "deliver_at"}
-FEW_BYTES = 64 * KIB  # of a request, and ..
-FEW_ROWS = 64  # .. of its messages: so many are taken without pyarrow
 _ENDS = (END_OF_STREAM, b"")
 _bodies_alone: set[bytes] = set()  # schema messages of valid requests, as many as _KNOWN_SCHEMAS
 
@@ -92,13 +91,13 @@ def decode(body: Body) -> Incoming:
 
 def _few(body: Body) -> Incoming | None:
     """Few bodies alone under a schema that was seen before, which need not be decoded; None for all else."""
-    if not PREFIX.size <= len(body) <= FEW_BYTES:
+    if not PREFIX.size <= len(body) <= few.BYTES:
         return None
     start = PREFIX.size + max(0, PREFIX.unpack_from(body, 0)[1])
     if bytes(body[:start]) not in _bodies_alone:
         return None
     found = only_bodies(body, start)
-    if found is None or len(found.bounds) > FEW_ROWS + 1 or body[found.end :] not in _ENDS:
+    if found is None or body[found.end :] not in _ENDS:
         return None
     payload = pa.py_buffer(body)[start : found.end]
     return Incoming(None, 0, payload=payload, payload_size=payload.size, bounds=found.bounds)

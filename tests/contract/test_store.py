@@ -304,12 +304,12 @@ async def test_a_receive_cancelled_while_it_is_answered(way: Way) -> None:
 
 async def test_an_append_outlives_its_caller(way: Way) -> None:
     """An accepted call is carried out although nobody waits for it."""
+    before = (await way.local.status()).end_position
     gone = asyncio.ensure_future(append(way.client, messages([b"a"])))
 
     async def accepted() -> bool:
         return (await way.local.status()).end_position > before
 
-    before = (await way.local.status()).end_position
     await until(accepted)
     gone.cancel()
 

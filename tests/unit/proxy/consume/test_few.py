@@ -82,6 +82,7 @@ def test_rows_that_are_many_large_or_have_more_than_bodies_are_not_few(frame: An
     """Columns are made of these."""
     assert few.few([plain(0, [b"x"] * 64)], 3, 0, 64) is not None
     assert few.few([plain(0, [b"x"] * 65)], 3, 0, 65) is None
+    assert few.few([plain(0, [b"x"] * 65)], 3, 0, 1) is None
     assert few.few([plain(0, [b"x" * few.BYTES])], 3, 0, 1) is None
     assert few.few([frame(0, [b"x"], keys=[b"k"])], 3, 0, 1) is None
     assert few.few([plain(0, [b"x"]), frame(1, [b"x"], codec="zstd")], 3, 0, 2) is None

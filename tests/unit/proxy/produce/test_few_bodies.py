@@ -8,7 +8,7 @@ import pytest
 from millpond.core.arrow import END_OF_STREAM, scan
 from millpond.core.errors import BadRequest, TooLarge
 from millpond.core.schema import message_schema
-from millpond.proxy.codec import arrow
+from millpond.proxy.codec import arrow, few
 from millpond.proxy.incoming import Incoming
 
 ROWS = [[b"x"], [b""], [b"", b"abc", b"", b"12345678"], [bytes([at]) * at for at in range(64)]]
@@ -61,7 +61,7 @@ def test_it_is_what_pyarrow_makes_of_it(known: None, bodies: list[bytes], end: b
     "body",
     [
         stream([b"x"] * 65),
-        stream([b"x" * arrow.FEW_BYTES]),
+        stream([b"x" * few.BYTES]),
         stream([b"x"], pa.schema([("body", pa.large_binary())])),
         stream([b"x"]) + b"more",
         stream([b"x"])[:-9],
