@@ -1,14 +1,15 @@
 """`python -m benchmarks.page [RESULT.json ..]`: docs/benchmarks.md and its charts, from what runs wrote.
 
-Several results of one machine become one page. Rounds of a command that ran more than once count together; else a later
-figure of the same name replaces an earlier one, except what the host took and the disk's pauses, where each run's stay,
-and the most memory that a load took, where the greatest does. Together they are kept as benchmarks/results/latest.json,
-which is also what is read when none is named. Every figure on the page is out of that file, but for how the aims did in
-the runs kept beside it.
+Several results of one machine become one page. Rounds of a command that ran more than once count together, however many
+it was told to make and of which works; else a later figure of the same name replaces an earlier one, except what the
+host took and the disk's pauses, where each run's stay, and the most memory that a load took, where the greatest does.
+Together they are kept as benchmarks/results/latest.json, which is also what is read when none is named. Every figure on
+the page is out of that file, but for how the aims did in the runs kept beside it.
 """
 
 from __future__ import annotations
 
+import shlex
 import statistics
 import sys
 from collections import Counter
@@ -57,15 +58,15 @@ def merged(results: Sequence[Result]) -> Result:
     if any(one.machine != last.machine for one in results):
         raise ValueError("results of different machines do not make one page")
     lines: dict[str, Line] = {}
-    asked: dict[str, str] = {}
-    for command, line in ((one.command, line) for one in results for line in one.lines):
+    asked: dict[str, list[str]] = {}
+    for work, line in ((_work(one.command), line) for one in results for line in one.lines):
         values, before = line.values, lines.get(line.name)
         if before is not None and line.name.startswith(MOST):
             values = [max(*before.values, *values)]
-        elif before is not None and (line.name.startswith((TAKEN, PAUSED, LONGEST)) or asked[line.name] == command):
+        elif before is not None and (line.name.startswith((TAKEN, PAUSED, LONGEST)) or asked[line.name] == work):
             values = [*before.values, *values]
         lines[line.name] = msgspec.structs.replace(line, values=values)
-        asked[line.name] = command
+        asked[line.name] = work
     peers: dict[str, PeerReport] = {}
     for peer in (peer for one in results for peer in one.peers):
         earlier = peers.get(peer.key)
@@ -75,6 +76,13 @@ def merged(results: Sequence[Result]) -> Result:
     return msgspec.structs.replace(
         last, lines=list(lines.values()), peers=list(peers.values()), command="\n".join(commands)
     )
+
+
+def _work(command: str) -> list[str]:
+    """The command but for how often it measures, and which works beside a peer."""
+    words = shlex.split(command)
+    left_out = [at for at, word in enumerate(words) if word in ("--rounds", "--works")]
+    return [word for at, word in enumerate(words) if at not in left_out and at - 1 not in left_out]
 
 
 def _both(before: PeerReport, after: PeerReport) -> PeerReport:

@@ -114,6 +114,22 @@ def test_rounds_of_a_command_that_ran_twice_count_together() -> None:
 
 
 @pytest.mark.parametrize(
+    ("again", "values"),
+    [
+        ("limits --rounds 9 --peers kafka --works 'latency, flush'", [0.3, 0.1]),
+        ("limits --seconds 1 --peers kafka", [0.1]),
+    ],
+)
+def test_more_rounds_of_the_same_work_count_with_those_before(again: str, values: list[float]) -> None:
+    """Rounds of another length, or of other messages, do not."""
+    results = [
+        msgspec.structs.replace(RESULT, lines=[Line("fdatasync 4 KiB", "ms", [value])], command=command)
+        for value, command in ((0.3, "limits --peers kafka"), (0.1, again))
+    ]
+    assert [line.values for line in page.merged(results).lines] == [values]
+
+
+@pytest.mark.parametrize(
     "mood", ["taken by the host under", "paused: the disk under", "longest pause of the disk under"]
 )
 def test_mood_of_the_machine_in_each_run_is_told(mood: str) -> None:
