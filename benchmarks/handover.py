@@ -18,8 +18,9 @@ from aiohttp import web
 
 from benchmarks import limits
 from millpond.client.connection import Connection
-from millpond.client.load.batched import IDLE_SECONDS, paced
+from millpond.client.load.batched import IDLE_SECONDS
 from millpond.client.load.figures import Times
+from millpond.client.load.pace import paced
 from millpond.core.threads import Threads
 from millpond.store.disk import SystemFile
 from millpond.store.kernel_sync import Syncs

@@ -162,7 +162,9 @@ class Engine:
         self.time = StoreTime(self._clock, restored.last_ts)
         recent = Newest(RECENT_BYTES, RECENT_UNASKED_BYTES)
         self.tail = Tail(self.log, self.directory, self.fold, self.time, recent, self._rolled, self._dropped)
-        self.writer = Writer(self.log, self._gather, self._flushing, self._confirmed, self.time.now_ms)
+        self.writer = Writer(
+            self.log, self._gather, self._flushing, self._confirmed, self.tail.messages_end, self.time.now_ms
+        )
         self.reader = FrameReader(self.log, recent, self._quarantine, self.writer.awaiting)
         self.ahead = FramesAhead(self.fold.queues, self.directory, self.reader, self.writer.awaiting)
         self.reads = Reads(self.fold.queues, self.directory, self.reader, self.ahead, self.lost, self.writer.hurry)

@@ -222,6 +222,10 @@ class Tail:
 
     # -- confirm -------------------------------------------------------------------------------------------
 
+    def messages_end(self) -> int:
+        """Position at which the last messages end that no flush has taken; 0: there are none."""
+        return self._unconfirmed[-1].end_position if self._unconfirmed else 0
+
     def begin_flush(self) -> list[QueueState]:
         """A flush has begun: raise the flushing end of every queue of which it takes frames; these queues."""
         flushing = self.log.flushing

@@ -34,6 +34,7 @@ INLINE_AWAITED_BYTES_MOST = 5 * MIB  # .. of what is awaited on the disk: the SD
 INLINE_UNFLUSHED_BYTES = 16 * MIB  # .. while no more is on its way there: a write may wait for a disk that is behind
 
 PACE_SECONDS = 0.002  # how long a flush that nobody awaits is put off
+STATE_PACE_SECONDS = 0.01  # .. of state alone, which mostly goes with the next messages
 PACED_BYTES = 4 * MIB  # .. unless so much waits for it
 
 _NEXT = 0  # the gathering to come: all wait for the same one
@@ -86,7 +87,8 @@ class Writer:
 
     `gather` appends what is pending in memory (state changes) before each write, True when all of it had room;
     `flushing` is called when a flush is under way, True when it gave this thread something to do meanwhile; `confirmed`
-    is called when the confirmed position has moved; `now_ms` stamps marks.
+    is called when the confirmed position has moved; `messages_end` says where the last messages end that no flush has
+    taken; `now_ms` stamps marks.
     """
 
     def __init__(
@@ -95,12 +97,14 @@ class Writer:
         gather: Callable[[], bool],
         flushing: Callable[[], bool],
         confirmed: Callable[[], None],
+        messages_end: Callable[[], int],
         now_ms: Callable[[], int],
     ) -> None:
         self._log = log
         self._gather = gather
         self._flushing = flushing
         self._confirmed = confirmed
+        self._messages_end = messages_end
         self._now_ms = now_ms
         self._wake = asyncio.Event()
         self._flush_wake = asyncio.Event()
@@ -151,10 +155,12 @@ class Writer:
             await self._flushed.wait(position)
 
     def hurry(self) -> None:
-        """Somebody waits to read what stands at the tail now: do not put its flush off."""
-        self._hurried = self._log.tail
+        """Somebody waits to read the messages that stand at the tail now: do not put their flush off."""
         self.awaiting.awaited()
-        self._flush_awaited.set()
+        end = self._messages_end()
+        if end > self._log.flushed:
+            self._hurried = end
+            self._flush_awaited.set()
 
     @property
     def has_room(self) -> bool:
@@ -243,7 +249,7 @@ class Writer:
                 await self._flush_wake.wait()
                 self._flush_wake.clear()
                 while log.flushed < log.written:
-                    if not self._flushed and self._hurried <= log.flushed and log.written - log.flushed < PACED_BYTES:
+                    if not self._flushed and log.written - log.flushed < PACED_BYTES:
                         await self._pace()
                     end = log.written
                     started = loop.time()
@@ -275,10 +281,16 @@ class Writer:
             self.awaiting.end()
 
     async def _pace(self) -> None:
-        """Nobody waits for this flush (`memory` topics, no reader at their end): let a little more gather, so that
-        flushes do not take the time of requests. Ends at once when somebody does."""
+        """No producer waits for this flush: let a little more gather, so that flushes do not take the time of requests.
+        Ends at once when somebody waits for it; what has come together with messages that a reader awaits goes along.
+        """
+        flushed = self._log.flushed
+        if self._hurried > flushed:
+            await asyncio.sleep(0)
+            return
+        seconds = PACE_SECONDS if self._messages_end() > flushed else STATE_PACE_SECONDS
         self._flush_awaited.clear()
-        timer = asyncio.get_running_loop().call_later(PACE_SECONDS, self._flush_awaited.set)
+        timer = asyncio.get_running_loop().call_later(seconds, self._flush_awaited.set)
         await self._flush_awaited.wait()
         timer.cancel()
 

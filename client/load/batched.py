@@ -4,7 +4,6 @@ one at a time."""
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable
 from hashlib import shake_256
 from itertools import cycle, islice
@@ -12,9 +11,9 @@ from itertools import cycle, islice
 from millpond.client.connection import Connection
 from millpond.client.consumer import Consumer
 from millpond.client.load.figures import Rate, Times
+from millpond.client.load.pace import paced
 from millpond.client.producer import Producer
 from millpond.client.reader import Reader
-from millpond.core.clock import Clock
 
 SLICE = 500  # messages between two looks at the clock and the buffer
 LETTERS = bytes(ord("A") + i % 26 for i in range(256))
@@ -202,27 +201,6 @@ async def one_at_a_time(connection: Connection, topic: str, group: str, message_
             took.append(clock.monotonic() - begin)
             batch.ack_soon()
     return Times.of(took)
-
-
-async def paced(clock: Clock, total: int, per_second: int, send: Callable[[int, float], None]) -> None:
-    """Call `send(number, when it was due)` at a steady rate, from a thread: a loop's timers are true to a millisecond
-    only, which is more than what is measured."""
-    loop = asyncio.get_running_loop()
-    ended = threading.Event()
-
-    def pace() -> None:
-        begin = clock.monotonic()
-        for number in range(total):
-            at = begin + number / per_second
-            if ended.wait(max(0.0, at - clock.monotonic())):
-                return
-            loop.call_soon_threadsafe(send, number, at)
-
-    pacing = loop.run_in_executor(None, pace)
-    try:
-        await pacing
-    finally:
-        ended.set()
 
 
 async def _first_round(producer: Producer, consumer: Consumer) -> None:

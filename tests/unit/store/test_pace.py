@@ -21,6 +21,7 @@ RECEIVE = ReceiveRequest(GroupRef(1, 1, 5), [queue()], "earliest", 10, 1 << 20, 
 async def _store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LocalStore]:
     """Puts flushes off for longer than any test takes."""
     monkeypatch.setattr("millpond.store.writer.PACE_SECONDS", 600)
+    monkeypatch.setattr("millpond.store.writer.STATE_PACE_SECONDS", 600)
     store = await open_store(MemoryDisk(), StoreMetadata(), tmp_path)
     yield store
     await store.close()
@@ -86,3 +87,28 @@ async def test_a_consumer_that_has_waited_is_expected_back(store: LocalStore) ->
     async with asyncio.timeout(3):
         while await _confirmed(store) < 2:  # noqa: ASYNC110 - there is no event that would not itself end the wait
             await asyncio.sleep(0.01)
+
+
+async def test_a_receive_that_waits_hurries_no_state(store: LocalStore) -> None:
+    """What was granted to the one before it is flushed with the next message: nobody waits for it."""
+    await append(store, messages([b"a"]))
+    await store.receive(RECEIVE)
+    flushes = (await store.status()).counters["flushes_total"]
+    waiting = asyncio.create_task(store.receive(RECEIVE))
+    await asyncio.sleep(0.05)
+    assert (await store.status()).counters["flushes_total"] == flushes
+    await append(store, messages([b"b"]))
+    assert [bodies_of(frame) for grant in (await waiting).grants for frame in grant.frames] == [[b"b"]]
+
+
+async def test_state_alone_is_put_off_for_longer(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages of a `memory` topic are flushed by themselves soon; what is granted of them is not."""
+    monkeypatch.setattr("millpond.store.writer.PACE_SECONDS", 0)
+    await append(store, messages([b"a"], durability="memory"))
+    async with asyncio.timeout(3):
+        while not await _confirmed(store):  # noqa: ASYNC110 - there is no event that would not itself end the wait
+            await asyncio.sleep(0.01)
+    flushes = (await store.status()).counters["flushes_total"]
+    assert (await store.receive(RECEIVE)).grants
+    await asyncio.sleep(0.05)
+    assert (await store.status()).counters["flushes_total"] == flushes
