@@ -31,6 +31,12 @@ async def _confirmed(store: LocalStore) -> int:
     return (await store.queues([1]))[0].end_offset
 
 
+async def _until_confirmed(store: LocalStore, end_offset: int) -> None:
+    async with asyncio.timeout(3):
+        while await _confirmed(store) < end_offset:  # noqa: ASYNC110 - there is no event that would not itself end the wait
+            await asyncio.sleep(0.01)
+
+
 async def test_a_flush_that_nobody_awaits_is_put_off(store: LocalStore) -> None:
     """The producer of a `memory` topic has its answer, and the message is not shown yet."""
     await append(store, messages([b"a"], durability="memory"))
@@ -84,9 +90,7 @@ async def test_a_consumer_that_has_waited_is_expected_back(store: LocalStore) ->
     await append(store, messages([b"a"], durability="memory"))
     await waiting
     await append(store, messages([b"b"], durability="memory"))
-    async with asyncio.timeout(3):
-        while await _confirmed(store) < 2:  # noqa: ASYNC110 - there is no event that would not itself end the wait
-            await asyncio.sleep(0.01)
+    await _until_confirmed(store, 2)
 
 
 async def test_a_receive_that_waits_hurries_no_state(store: LocalStore) -> None:
@@ -105,9 +109,7 @@ async def test_state_alone_is_put_off_for_longer(store: LocalStore, monkeypatch:
     """Messages of a `memory` topic are flushed by themselves soon; what is granted of them is not."""
     monkeypatch.setattr("millpond.store.writer.PACE_SECONDS", 0)
     await append(store, messages([b"a"], durability="memory"))
-    async with asyncio.timeout(3):
-        while not await _confirmed(store):  # noqa: ASYNC110 - there is no event that would not itself end the wait
-            await asyncio.sleep(0.01)
+    await _until_confirmed(store, 1)
     flushes = (await store.status()).counters["flushes_total"]
     assert (await store.receive(RECEIVE)).grants
     await asyncio.sleep(0.05)
