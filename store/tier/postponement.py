@@ -18,7 +18,6 @@ class Postponement:
         """At most `most_bytes` are appended during one wait."""
         self._most_bytes = most_bytes
         self._looked: tuple[float, int] | None = None
-        self._busy = False
         self._since: tuple[float, int] | None = None  # when the busy time began, and what had been appended by then
 
     def stale(self, now: float) -> bool:
@@ -26,7 +25,9 @@ class Postponement:
         return self._looked is None or now - self._looked[0] > 2 * LOOK_SECONDS
 
     def begin(self, now: float, appended_bytes: int) -> None:
-        """Count from here: over all of a long rest, the first moment of a burst is no rate."""
+        """Count from here: over all of a long rest, the first moment of a burst is no rate. A rest in which nobody
+        looked ends the wait of the burst before it."""
+        self.waits(now, appended_bytes)
         self._looked = (now, appended_bytes)
 
     def waits(self, now: float, appended_bytes: int) -> bool:
@@ -35,8 +36,7 @@ class Postponement:
             self._looked = (now, appended_bytes)
         at, bytes_then = self._looked
         if now - at >= LOOK_SECONDS:
-            self._busy = appended_bytes - bytes_then > SEAL_BUSY_BYTES_PER_SECOND * (now - at)
-            if not self._busy:
+            if appended_bytes - bytes_then <= SEAL_BUSY_BYTES_PER_SECOND * (now - at):
                 self._since = None
             elif self._since is None:
                 self._since = self._looked

@@ -34,6 +34,14 @@ def test_a_load_that_stays_is_sealed_beside_it() -> None:
     assert wait.waits(last + 1, last * FAST)
 
 
+def test_bytes_of_a_burst_before_a_rest_do_not_count_for_the_next() -> None:
+    """Also when nobody looked while nothing came: its topic had been deleted."""
+    wait = Postponement(3 * FAST)
+    assert [wait.waits(second, second * FAST) for second in range(3)] == [False, True, True]
+    wait.begin(1_000, 2 * FAST)
+    assert [wait.waits(1_000 + second, (2 + second) * FAST) for second in range(1, 4)] == [True, True, False]
+
+
 def test_a_burst_after_a_rest_is_seen_from_its_beginning() -> None:
     """Not as the average over the rest and it."""
     wait = Postponement(1 << 40)
