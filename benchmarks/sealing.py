@@ -4,8 +4,9 @@ Our seal: a store's engine in this process, its log and its tier in one director
 confirmed frames to rows COMMITTED in the manifest: read back, checksums compared, encoded, hashed, fsynced, verified.
 Beside it pyarrow's own `pq.write_table` of the same rows with the same settings, one file for each object: that is
 encoding and writing into the page cache, nothing else. Both on messages that compress to half. And what is whose limit:
-the same seal on a file system in memory, and what the disk makes of a seal's traffic with nothing else to do: the log
-read past the page cache, half of it written and read back.
+the same seal on a file system in memory; what the disk makes of a seal's traffic with nothing else to do: the log read
+past the page cache, half of it written and read back; and that traffic beside the encoding of the rows, side by side,
+neither waiting for the other, nothing checked, hashed or compared, and what was encoded thrown away.
 
 The producer: a probe at a steady rate beside a service that seals what was filled in before, on demand.
 """
@@ -13,11 +14,12 @@ The producer: a probe at a steady rate beside a service that seals what was fill
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager, closing, contextmanager
 from itertools import count
 from mmap import mmap
 from pathlib import Path
@@ -54,6 +56,7 @@ PER_TOPIC = 60  # batches of 1 MB: just under SEAL_BYTES, so sealed on demand on
 FILLED = 24  # topics for one round of the probe
 REST_SECONDS = 0.6  # until the store is seen to be at rest: beside work it is sealed at a bounded rate
 OURS, THEIRS, DISK = "seal, log to manifest", "pq.write_table", "its disk traffic alone"
+BOTH = "its disk traffic beside its encoding"
 MEMORY, MEMORY_BYTES = "seal, no disk", 2 << 30
 MEMORY_FOLDER = "/dev/shm"  # noqa: S108  # a file system in memory, in which others' names do not matter
 
@@ -72,7 +75,8 @@ async def _rates(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
     works = {
         OURS: lambda: _seal(wanted, setup.folder),
         THEIRS: lambda: _parquet(wanted, setup),
-        DISK: lambda: asyncio.to_thread(_disk, len(wanted), setup.folder),
+        DISK: lambda: asyncio.to_thread(_disk, wanted, setup.folder),
+        BOTH: lambda: asyncio.to_thread(_both, wanted, setup.folder),
     }
     if _room(MEMORY_FOLDER) >= MEMORY_BYTES:
         works[MEMORY] = lambda: _seal(wanted, MEMORY_FOLDER)
@@ -81,7 +85,7 @@ async def _rates(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
     found = await interleaved(setup.rounds, works, tell)
     return [
         Line(OURS, "MB/s", found.pop(OURS), THEIRS, aim=Aim(at_least=0.8)),
-        *(Line(name, "MB/s", rates, THEIRS if name == MEMORY else "") for name, rates in found.items()),
+        *(Line(name, "MB/s", rates, "" if name == THEIRS else THEIRS) for name, rates in found.items()),
     ]
 
 
@@ -114,25 +118,59 @@ async def _seconds_to_seal(
 async def _parquet(batches: list[pa.RecordBatch], setup: Setup) -> float:
     """`pq.write_table` as pyarrow has it: rows of the tier, ready in memory, to files of one object each."""
     table = _tier_rows(batches)
-    per_row = table.nbytes / table.num_rows
-    rows, group = int(SEAL_BYTES / per_row), int(ROW_GROUP_BYTES / per_row)
     clock = SystemClock()
     with tempfile.TemporaryDirectory(prefix="millpond-bench-", dir=setup.folder or None) as folder:
         begin = clock.monotonic()
-        for start in range(0, table.num_rows, rows):
-            file = Path(folder) / f"{start}.parquet"
-            await asyncio.to_thread(pq.write_table, table.slice(start, rows), file, row_group_size=group, **PARQUET)
+        for number, rows in enumerate(_objects(table)):
+            await asyncio.to_thread(_write_table, rows, Path(folder) / f"{number}.parquet")
         took = clock.monotonic() - begin
     return _megabytes(batches) / took
 
 
-def _disk(mib: int, folder: str) -> float:
-    """A log of so many MiB, read in a seal's steps, while half as many are written and read back."""
+def _objects(table: pa.Table) -> list[pa.Table]:
+    """The rows of one object each."""
+    rows = int(SEAL_BYTES * table.num_rows / table.nbytes)
+    return [table.slice(start, rows) for start in range(0, table.num_rows, rows)]
+
+
+def _write_table(table: pa.Table, to: Path) -> None:
+    group = int(ROW_GROUP_BYTES * table.num_rows / table.nbytes)
+    pq.write_table(table, to, row_group_size=group, **PARQUET)
+
+
+def _disk(batches: list[pa.RecordBatch], folder: str) -> float:
+    with _traffic(_mib(batches), folder) as traffic:
+        return _rate(batches, traffic)
+
+
+def _both(batches: list[pa.RecordBatch], folder: str) -> float:
+    objects = _objects(_tier_rows(batches))
+
+    def encode() -> None:
+        for rows in objects:
+            _write_table(rows, Path(os.devnull))
+
+    with _traffic(_mib(batches), folder) as traffic:
+        return _rate(batches, traffic, encode)
+
+
+def _rate(batches: list[pa.RecordBatch], *works: Callable[[], None]) -> float:
+    """MB/s of `batches` when all of `works`, each in a thread, have ended."""
+    clock = SystemClock()
+    with ThreadPoolExecutor(len(works)) as threads:
+        begin = clock.monotonic()
+        for work in [threads.submit(work) for work in works]:
+            work.result()
+        return _megabytes(batches) / (clock.monotonic() - begin)
+
+
+@contextmanager
+def _traffic(mib: int, folder: str) -> Iterator[Callable[[], None]]:
+    """What reads a log of so many MiB, in a seal's steps, while it writes half as many and reads them back."""
     taken = Steps()
     taken.take(0, long=True)
     step = memoryview(mmap(-1, SEAL_STREAM_BYTES))
     step[:] = np.random.default_rng(1).bytes(SEAL_STREAM_BYTES)
-    clock = SystemClock()
     with (
         tempfile.TemporaryDirectory(prefix="millpond-bench-", dir=folder or None) as name,
         ThreadPoolExecutor(1) as other,
@@ -144,13 +182,18 @@ def _disk(mib: int, folder: str) -> float:
                     file.write(step)
                 file.sync()
 
+        def read_and_write() -> None:
+            writing = other.submit(write, Path(name) / "object", mib // 2)
+            for _ in read_through(Path(name) / "log", taken):
+                pass
+            writing.result()
+
         write(Path(name) / "log", mib)
-        begin = clock.monotonic()
-        writing = other.submit(write, Path(name) / "object", mib // 2)
-        for _ in read_through(Path(name) / "log", taken):
-            pass
-        writing.result()
-        return mib * MIB / 1e6 / (clock.monotonic() - begin)
+        yield read_and_write
+
+
+def _mib(batches: list[pa.RecordBatch]) -> int:
+    return int(_megabytes(batches) * 1e6) // MIB
 
 
 def _megabytes(batches: list[pa.RecordBatch]) -> float:
