@@ -5,8 +5,9 @@ confirmed frames to rows COMMITTED in the manifest: read back, checksums compare
 Beside it pyarrow's own `pq.write_table` of the same rows with the same settings, one file for each object: that is
 encoding and writing into the page cache, nothing else. Both on messages that compress to half. And what is whose limit:
 the same seal on a file system in memory; what the disk makes of a seal's traffic with nothing else to do: the log read
-past the page cache, half of it written and read back; and that traffic beside the encoding of the rows, side by side,
-neither waiting for the other, nothing checked, hashed or compared, and what was encoded thrown away.
+past the page cache, half of it written, read back and compared; and the parts of a seal side by side, none of which
+waits for another: that traffic with the checksum of what is read, the rows encoded and thrown away, and the checksums
+of as much as the objects are.
 
 The producer: a probe at a steady rate beside a service that seals what was filled in before, on demand.
 """
@@ -14,6 +15,7 @@ The producer: a probe at a steady rate beside a service that seals what was fill
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import shutil
 import tempfile
@@ -56,7 +58,7 @@ PER_TOPIC = 60  # batches of 1 MB: just under SEAL_BYTES, so sealed on demand on
 FILLED = 24  # topics for one round of the probe
 REST_SECONDS = 0.6  # until the store is seen to be at rest: beside work it is sealed at a bounded rate
 OURS, THEIRS, DISK = "seal, log to manifest", "pq.write_table", "its disk traffic alone"
-BOTH = "its disk traffic beside its encoding"
+PARTS = "its parts, side by side"
 MEMORY, MEMORY_BYTES = "seal, no disk", 2 << 30
 MEMORY_FOLDER = "/dev/shm"  # noqa: S108  # a file system in memory, in which others' names do not matter
 
@@ -76,7 +78,7 @@ async def _rates(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
         OURS: lambda: _seal(wanted, setup.folder),
         THEIRS: lambda: _parquet(wanted, setup),
         DISK: lambda: asyncio.to_thread(_disk, wanted, setup.folder),
-        BOTH: lambda: asyncio.to_thread(_both, wanted, setup.folder),
+        PARTS: lambda: asyncio.to_thread(_parts, wanted, setup.folder),
     }
     if _room(MEMORY_FOLDER) >= MEMORY_BYTES:
         works[MEMORY] = lambda: _seal(wanted, MEMORY_FOLDER)
@@ -139,19 +141,26 @@ def _write_table(table: pa.Table, to: Path) -> None:
 
 
 def _disk(batches: list[pa.RecordBatch], folder: str) -> float:
-    with _traffic(_mib(batches), folder) as traffic:
+    with _traffic(_mib(batches), folder, lambda _read: None) as traffic:
         return _rate(batches, traffic)
 
 
-def _both(batches: list[pa.RecordBatch], folder: str) -> float:
+def _parts(batches: list[pa.RecordBatch], folder: str) -> float:
     objects = _objects(_tier_rows(batches))
+    steps = _mib(batches) * MIB // 2 // SEAL_STREAM_BYTES
 
     def encode() -> None:
         for rows in objects:
             _write_table(rows, Path(os.devnull))
 
-    with _traffic(_mib(batches), folder) as traffic:
-        return _rate(batches, traffic, encode)
+    def sums() -> None:
+        step, digest = _noise(), hashlib.sha256()
+        for _ in range(steps):
+            digest.update(step)
+            google_crc32c.value(pa.py_buffer(step))
+
+    with _traffic(_mib(batches), folder, lambda read: google_crc32c.value(pa.py_buffer(read))) as traffic:
+        return _rate(batches, traffic, encode, sums)
 
 
 def _rate(batches: list[pa.RecordBatch], *works: Callable[[], None]) -> float:
@@ -165,12 +174,12 @@ def _rate(batches: list[pa.RecordBatch], *works: Callable[[], None]) -> float:
 
 
 @contextmanager
-def _traffic(mib: int, folder: str) -> Iterator[Callable[[], None]]:
-    """What reads a log of so many MiB, in a seal's steps, while it writes half as many and reads them back."""
+def _traffic(mib: int, folder: str, look: Callable[[memoryview], object]) -> Iterator[Callable[[], None]]:
+    """What reads a log of so many MiB, in a seal's steps, and hands each to `look`, while it writes half as many and
+    reads them back."""
     taken = Steps()
     taken.take(0, long=True)
-    step = memoryview(mmap(-1, SEAL_STREAM_BYTES))
-    step[:] = np.random.default_rng(1).bytes(SEAL_STREAM_BYTES)
+    step = _noise()
     with (
         tempfile.TemporaryDirectory(prefix="millpond-bench-", dir=folder or None) as name,
         ThreadPoolExecutor(1) as other,
@@ -184,12 +193,19 @@ def _traffic(mib: int, folder: str) -> Iterator[Callable[[], None]]:
 
         def read_and_write() -> None:
             writing = other.submit(write, Path(name) / "object", mib // 2)
-            for _ in read_through(Path(name) / "log", taken):
-                pass
+            for read in read_through(Path(name) / "log", taken):
+                look(read)
             writing.result()
 
         write(Path(name) / "log", mib)
         yield read_and_write
+
+
+def _noise() -> memoryview:
+    """SEAL_STREAM_BYTES that begin at a page."""
+    step = memoryview(mmap(-1, SEAL_STREAM_BYTES))
+    step[:] = np.random.default_rng(1).bytes(SEAL_STREAM_BYTES)
+    return step
 
 
 def _mib(batches: list[pa.RecordBatch]) -> int:
