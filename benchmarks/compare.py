@@ -1,16 +1,18 @@
 """A peer beside ours: both run, and take turns at each work (A B A B ..), after a round each that is not counted.
 
-Figures become two lines a work: the peer's, and ours with the peer's as its limit, so that a ratio is of one run. What
-cannot be had or done is told with its reason; the rest goes on.
+Figures become two lines a work: the peer's, and ours with the peer's as its limit, so that a ratio is of one run. A
+limit of the machine that is close to an aim takes turns with the two, and has a third. What cannot be had or done is
+told with its reason; the rest goes on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 
 import msgspec
 
-from benchmarks import harness, peers
+from benchmarks import harness, peers, relay
 from benchmarks.children import Place, ToolFailed, place
 from benchmarks.harness import Aim, Line, Setup
 from benchmarks.ours import WORKS, Ours
@@ -39,6 +41,14 @@ AIMS = {
     ("lease + ack", "nats"): Aim(at_least=2),
     ("latency, flush p99", "kafka"): Aim(at_most=1),
 }
+
+
+async def _socket_into_file(setup: Setup) -> Mapping[str, float]:
+    return {"": await relay.relay(setup.folder, setup.seconds, setup.message_bytes) * 1e6 / setup.message_bytes}
+
+
+# (work, who) -> what nothing that takes messages by TCP can pass there: its name, and one round of it
+LIMITS = {("batched produce, memory", "confluent-kafka"): (relay.BY_CALLS, _socket_into_file)}
 
 
 async def measure(name: str, setup: Setup, tell: Tell, works: str = "") -> tuple[list[Line], PeerReport]:
@@ -92,11 +102,14 @@ async def _beside(peer: Peer, server: str, works: str, failed: dict[str, str], c
 async def _turns(peer: Peer, work: Work, here: Place, ours: Ours, pid: int) -> list[Line]:
     compared, setup = WORKS[work.name], peer.setup
     who = work.who or peer.key
-    found: dict[str, list[Mapping[str, float]]] = {OURS: [], who: []}
+    limit, limit_run = LIMITS.get((work.name, who), ("", None))
+    found: dict[str, list[Mapping[str, float]]] = {OURS: [], who: [], limit: []}
     short = msgspec.structs.replace(setup, seconds=max(peer.warm_seconds, setup.seconds * WARM_SHARE))
     for number in range(setup.rounds + 1):
         ours.setup = peer.setup = short if number == 0 else setup
         runs: dict[str, Run] = {OURS: lambda: compared.run(ours), who: work.run}
+        if limit_run is not None:
+            runs[limit] = partial(limit_run, ours.setup)
         for name, run in runs.items():
             peer.tell(f"{work.name}, {name}, " + (f"round {number} of {setup.rounds}" if number else "warming up"))
             if not await harness.settled(pid, *here.pids()):
@@ -104,7 +117,11 @@ async def _turns(peer: Peer, work: Work, here: Place, ours: Ours, pid: int) -> l
             figures = await run()
             if number:
                 found[name].append(figures)
-    return [line for figure in found[who][0] for line in _pair(work.name, compared.unit, figure, who, found)]
+    lines = [line for figure in found[who][0] for line in _pair(work.name, compared.unit, figure, who, found)]
+    if limit_run is not None:
+        values = [each[""] for each in found[limit]]
+        lines.append(Line(f"{limit}, beside {who}", compared.unit, values, lines[0].name))
+    return lines
 
 
 def _pair(work: str, unit: str, figure: str, who: str, found: Mapping[str, list[Mapping[str, float]]]) -> list[Line]:

@@ -82,6 +82,22 @@ async def test_turns_are_interleaved_after_a_short_round_that_is_not_counted() -
     assert ours.aim.at_least == 4
 
 
+async def test_a_limit_takes_turns_with_the_two_it_is_a_limit_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And is a line of its own, beside the peer's."""
+
+    async def limit(setup: Setup) -> Figures:
+        turns.append(f"limit {setup.seconds:g}")
+        return {"": 250.0}
+
+    monkeypatch.setitem(compare.LIMITS, ("batched produce, memory", "kafka"), ("a wire", limit))
+    lines, _ = await compare.measure("kafka", Setup(seconds=4, rounds=1), lambda _text: None, "memory")
+    assert turns == ["start", "ours 2", "theirs 2", "limit 2", "ours 4", "theirs 4", "limit 4"]
+    assert [line.name for line in lines[:3]] == [
+        "batched produce, memory: kafka", "batched produce, memory: millpond beside kafka", "a wire, beside kafka"
+    ]  # fmt: skip
+    assert (lines[2].values, lines[2].limit) == ([250.0], lines[0].name)
+
+
 async def test_a_work_that_fails_is_told_and_the_rest_goes_on() -> None:
     """With its reason."""
     lines, told = await compare.measure("kafka", Setup(rounds=1), lambda _text: None)
