@@ -3,11 +3,10 @@
 Our seal: a store's engine in this process, its log and its tier in one directory, 480 MB of one topic from the
 confirmed frames to rows COMMITTED in the manifest: read back, checksums compared, encoded, hashed, fsynced, verified.
 Beside it pyarrow's own `pq.write_table` of the same rows with the same settings, one file for each object: that is
-encoding and writing into the page cache, nothing else. Both on messages that compress to half. And what is whose limit:
-the same seal on a file system in memory; what the disk makes of a seal's traffic with nothing else to do: the log read
-past the page cache, half of it written, read back and compared; and the parts of a seal side by side, none of which
-waits for another: that traffic with the checksum of what is read, the rows encoded and thrown away, and the checksums
-of as much as the objects are.
+encoding and writing into the page cache, nothing else. Both on messages that compress to half. And the limits of a
+seal: what the disk makes of its traffic with nothing else to do: the log read past the page cache, half of it written,
+read back and compared; and its parts side by side, none of which waits for another: that traffic with the checksum of
+what is read, the rows encoded and thrown away, and the checksums of as much as the objects are.
 
 The producer: a probe at a steady rate beside a service that seals what was filled in before, on demand.
 """
@@ -59,8 +58,6 @@ FILLED = 24  # topics for one round of the probe
 REST_SECONDS = 0.6  # until the store is seen to be at rest: beside work it is sealed at a bounded rate
 OURS, THEIRS, DISK = "seal, log to manifest", "pq.write_table", "its disk traffic alone"
 PARTS = "its parts, side by side"
-MEMORY, MEMORY_BYTES = "seal, no disk", 2 << 30
-MEMORY_FOLDER = "/dev/shm"  # noqa: S108  # a file system in memory, in which others' names do not matter
 
 
 async def measure(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
@@ -80,19 +77,11 @@ async def _rates(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
         DISK: lambda: asyncio.to_thread(_disk, wanted, setup.folder),
         PARTS: lambda: asyncio.to_thread(_parts, wanted, setup.folder),
     }
-    if _room(MEMORY_FOLDER) >= MEMORY_BYTES:
-        works[MEMORY] = lambda: _seal(wanted, MEMORY_FOLDER)
-    else:
-        tell(f"not sealed without a disk: {MEMORY_FOLDER} has no {MEMORY_BYTES >> 30} GiB")
     found = await interleaved(setup.rounds, works, tell)
     return [
         Line(OURS, "MB/s", found.pop(OURS), THEIRS, aim=Aim(at_least=0.8)),
         *(Line(name, "MB/s", rates, "" if name == THEIRS else THEIRS) for name, rates in found.items()),
     ]
-
-
-def _room(folder: str) -> int:
-    return shutil.disk_usage(folder).free if Path(folder).is_dir() else 0
 
 
 async def _seal(batches: list[pa.RecordBatch], folder: str) -> float:
