@@ -136,14 +136,14 @@ def _disk(batches: list[pa.RecordBatch], folder: str) -> float:
 
 def _parts(batches: list[pa.RecordBatch], folder: str) -> float:
     objects = _objects(_tier_rows(batches))
-    steps = _mib(batches) * MIB // 2 // SEAL_STREAM_BYTES
+    step, steps = _noise(), _mib(batches) * MIB // 2 // SEAL_STREAM_BYTES
 
     def encode() -> None:
         for rows in objects:
             _write_table(rows, Path(os.devnull))
 
     def sums() -> None:
-        step, digest = _noise(), hashlib.sha256()
+        digest = hashlib.sha256()
         for _ in range(steps):
             digest.update(step)
             google_crc32c.value(pa.py_buffer(step))
