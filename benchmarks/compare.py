@@ -47,8 +47,8 @@ async def _socket_into_file(setup: Setup) -> Mapping[str, float]:
     return {"": await relay.relay(setup.folder, setup.seconds, setup.message_bytes) * 1e6 / setup.message_bytes}
 
 
-# (work, who) -> what nothing that takes messages by TCP can pass there: its name, and one round of it
-LIMITS = {("batched produce, memory", "confluent-kafka"): (relay.BY_CALLS, _socket_into_file)}
+# (work, who) -> what nothing that takes messages by TCP can pass there: by its name one round of it
+LIMITS = {("batched produce, memory", "confluent-kafka"): {relay.BY_CALLS: _socket_into_file}}
 
 
 async def measure(name: str, setup: Setup, tell: Tell, works: str = "") -> tuple[list[Line], PeerReport]:
@@ -102,14 +102,13 @@ async def _beside(peer: Peer, server: str, works: str, failed: dict[str, str], c
 async def _turns(peer: Peer, work: Work, here: Place, ours: Ours, pid: int) -> list[Line]:
     compared, setup = WORKS[work.name], peer.setup
     who = work.who or peer.key
-    limit, limit_run = LIMITS.get((work.name, who), ("", None))
-    found: dict[str, list[Mapping[str, float]]] = {OURS: [], who: [], limit: []}
+    limits = LIMITS.get((work.name, who), {})
+    found: dict[str, list[Mapping[str, float]]] = {name: [] for name in (OURS, who, *limits)}
     short = msgspec.structs.replace(setup, seconds=max(peer.warm_seconds, setup.seconds * WARM_SHARE))
     for number in range(setup.rounds + 1):
         ours.setup = peer.setup = short if number == 0 else setup
         runs: dict[str, Run] = {OURS: lambda: compared.run(ours), who: work.run}
-        if limit_run is not None:
-            runs[limit] = partial(limit_run, ours.setup)
+        runs |= {name: partial(run, ours.setup) for name, run in limits.items()}
         for name, run in runs.items():
             peer.tell(f"{work.name}, {name}, " + (f"round {number} of {setup.rounds}" if number else "warming up"))
             if not await harness.settled(pid, *here.pids()):
@@ -118,10 +117,10 @@ async def _turns(peer: Peer, work: Work, here: Place, ours: Ours, pid: int) -> l
             if number:
                 found[name].append(figures)
     lines = [line for figure in found[who][0] for line in _pair(work.name, compared.unit, figure, who, found)]
-    if limit_run is not None:
-        values = [each[""] for each in found[limit]]
-        lines.append(Line(f"{limit}, beside {who}", compared.unit, values, lines[0].name))
-    return lines
+    return lines + [
+        Line(f"{name}, beside {who}", compared.unit, [each[""] for each in found[name]], lines[0].name)
+        for name in limits
+    ]
 
 
 def _pair(work: str, unit: str, figure: str, who: str, found: Mapping[str, list[Mapping[str, float]]]) -> list[Line]:

@@ -89,7 +89,7 @@ async def test_a_limit_takes_turns_with_the_two_it_is_a_limit_of(monkeypatch: py
         turns.append(f"limit {setup.seconds:g}")
         return {"": 250.0}
 
-    monkeypatch.setitem(compare.LIMITS, ("batched produce, memory", "kafka"), ("a wire", limit))
+    monkeypatch.setitem(compare.LIMITS, ("batched produce, memory", "kafka"), {"a wire": limit})
     lines, _ = await compare.measure("kafka", Setup(seconds=4, rounds=1), lambda _text: None, "memory")
     assert turns == ["start", "ours 2", "theirs 2", "limit 2", "ours 4", "theirs 4", "limit 4"]
     assert [line.name for line in lines[:3]] == [
