@@ -72,7 +72,7 @@ class WaitingSingle:
 
     def fail(self, error: MillpondError) -> None:
         if not self.future.done():
-            self.future.set_result(error)
+            self.future.set_result(_as_value(error))
 
 
 @dataclass(slots=True)
@@ -87,7 +87,8 @@ class WaitingBatch:
         if not self.future.done():
             count = len(self.rows)
             nowhere = np.full(count, -1, np.int64)
-            self.future.set_result(Placed(nowhere, nowhere, np.zeros(count, bool), dict.fromkeys(range(count), error)))
+            errors = dict.fromkeys(range(count), _as_value(error))
+            self.future.set_result(Placed(nowhere, nowhere, np.zeros(count, bool), errors))
 
 
 class FramePlan:
@@ -144,7 +145,7 @@ class FramePlan:
         if not self.open:
             return
         live = range(self.rows_count) if self._live is None else self._live.tolist()
-        self._table().errors.update(dict.fromkeys(live, error))
+        self._table().errors.update(dict.fromkeys(live, _as_value(error)))
         self.open = False
 
     def answer(self) -> None:
@@ -231,6 +232,12 @@ class FramePlan:
             else:
                 placed.offsets[row], placed.store_ts[row] = placed.offsets[first], placed.store_ts[first]
                 placed.duplicate[row] = True
+
+
+def _as_value(error: MillpondError) -> MillpondError:
+    """`error` without the frames that it passed: they hold the messages, and who waits for it, which holds the error. A
+    circle of these is collected late, and refusals of what came too fast were 300 MiB of it."""
+    return error.with_traceback(None)
 
 
 def mismatch() -> Unprocessable:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import weakref
 from typing import cast
 
 import pytest
@@ -155,6 +157,22 @@ async def test_an_error_of_the_work_is_a_problem(serve: Serve) -> None:
         desk.waiting[0].set_result(result)
         got, headers, body = await raw.answer()
         assert (got, json.loads(body)["code"], "connection" in headers) == (status, code, False)
+    await raw.close()
+
+
+async def test_an_error_is_not_left_to_the_collector(serve: Serve) -> None:
+    """With the answer sent, the work and its body are gone."""
+    desk = Desk()
+    _, raw = await _asked(serve, desk, b"1")
+    await until(lambda: bool(desk.waiting))
+    gc.disable()
+    try:
+        desk.waiting[0].set_result(Unavailable("flush_behind", "later"))
+        assert (await raw.answer())[0] == 503
+        work = weakref.ref(desk.waiting.pop())
+        assert work() is None
+    finally:
+        gc.enable()
     await raw.close()
 
 

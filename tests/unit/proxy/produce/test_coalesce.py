@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import suppress
 
@@ -364,6 +366,30 @@ async def test_what_waits_is_bounded(store: ScriptedStore, coalescer: Coalescer)
     await asyncio.gather(first, *waiting)
     assert max(frame.append.count for frame in store.frames) == limits.BATCH_MESSAGES
     assert (await one(coalescer, "d")).offset == limits.QUEUE_PENDING_ROWS + 1
+
+
+@pytest.mark.parametrize("refused_by", ["the bound", "the store"])
+async def test_what_is_refused_is_not_left_to_the_collector(
+    store: ScriptedStore, coalescer: Coalescer, monkeypatch: pytest.MonkeyPatch, refused_by: str
+) -> None:
+    """Whoever has the answer lets go of it, and the messages are gone: a client that is too quick makes no garbage."""
+    if refused_by == "the bound":
+        monkeypatch.setattr(coalesce, "PENDING_APPEND_BYTES", 0)
+    else:
+        store.raises = Unavailable("store_unavailable", "away")
+    gc.disable()
+    try:
+        waiting = [coalescer.send_batch(TOPIC, QUEUE, rows("a", "b"))]
+        if refused_by == "the store":
+            waiting.append(coalescer.send_batch(TOPIC, QUEUE, rows("c")))
+        for answer in waiting:
+            assert await answer
+        await asyncio.sleep(0)
+        known = [weakref.ref(one) for one in waiting]
+        del answer, waiting
+        assert [one() for one in known] == [None] * len(known)
+    finally:
+        gc.enable()
 
 
 async def test_close_waits_for_what_is_in_flight(store: ScriptedStore) -> None:
