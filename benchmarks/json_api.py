@@ -48,15 +48,18 @@ async def measure(setup: Setup, tell: Callable[[str], None]) -> list[Line]:
         tell(f"{total:,} messages to receive")
         await batched.produce(connection, TOPIC, setup.message_bytes, count=total)
         async with least(connection, TOPIC) as handler:
-            runs = {
+            receives = {
                 RECEIVE: lambda: _received(connection, total, FEW),
                 MANY_RECEIVE: lambda: _received(connection, total, MANY),
                 RECEIVE_LEAST: lambda: receive(handler, "any", total, MANY),
+            }
+            produces = {
                 PRODUCE: lambda: _produced(connection, setup, FEW),
                 MANY_PRODUCE: lambda: _produced(connection, setup, MANY),
                 PRODUCE_LEAST: lambda: produce(handler, "any", setup, MANY),
             }
-            found = await interleaved(setup.rounds, runs, tell)
+            found = await interleaved(setup.rounds, receives, tell)  # first: more produced than `local_bytes` makes old
+            found |= await interleaved(setup.rounds, produces, tell)  # messages leave the log, for the tier
     beside = {MANY_RECEIVE: RECEIVE_LEAST, MANY_PRODUCE: PRODUCE_LEAST}
     aims = {name: Aim(at_least=least, of="value") for name, least in ((MANY_RECEIVE, 300_000), (MANY_PRODUCE, 400_000))}
     return [
