@@ -191,7 +191,7 @@ class HttpServer:
         try:
             return prompt.encode(future.result())
         except MillpondError as error:
-            return error.with_traceback(None)  # its frames lead to the caller's, which holds it: a circle, with the body
+            return error.with_traceback(None)  # its frames lead to the caller, which holds it: a circle with the body
         except Exception as error:  # noqa: BLE001 - as in `_handle`: a bug is logged and answered
             _log.error("a prompt answer failed", exc_info=error)
             return Internal("internal", "something went wrong here; it was logged")
