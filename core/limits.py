@@ -116,7 +116,6 @@ TIER_FOOTER_BYTES = 1 * MIB  # a footer of 64 row groups takes about 100 KiB; a 
 COLD_READS_WAITING = 256  # loads of footers and row groups waiting for a turn, per tenant; then 429 cold_read_limit
 SEAL_QUEUES = ROW_GROUPS_PER_OBJECT // 2  # queues in one object: each may end with a short row group
 SEAL_READ_BYTES = 4 * MIB  # of frames read from the log in one go
-SEAL_LONG_READ_BYTES = 8 * MIB  # .. while the store is at rest, and as many before they are asked for
 SEAL_STREAM_BYTES = 4 * MIB  # of an object hashed and written at once: who waits for a disk then waits for a core
 SEAL_STREAM_STEPS = 2  # of these between the encoder and the disk
 SEAL_STEP_SECONDS = 60  # one step of a run: a few MiB read, encoded or written; else the disk hangs

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable
 
 from millpond.core.errors import MillpondError, NotFound
-from millpond.core.limits import SEAL_READ_BYTES
 from millpond.store.client import QueueRef, StoredFrame
 from millpond.store.directory import FrameSpot
 from millpond.store.fold.queues import QueueState
@@ -61,10 +60,6 @@ class EngineSealSource:
     def stirred(self) -> asyncio.Event:
         """Set with everything that is appended; whoever waits for it clears it."""
         return self._stirred
-
-    @property
-    def read_bytes(self) -> int:
-        return SEAL_READ_BYTES
 
     @property
     def tail(self) -> int:

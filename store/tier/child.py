@@ -24,7 +24,6 @@ from millpond.core.limits import (
     SEAL_ALIVE_SECONDS,
     SEAL_END_SECONDS,
     SEAL_GENTLE_BYTES_PER_SECOND,
-    SEAL_LONG_READ_BYTES,
     SEAL_READ_BYTES,
     SEAL_SPOT_BYTES,
     SEAL_SPOTS,
@@ -37,7 +36,7 @@ from millpond.store.directory import FrameSpot
 from millpond.store.flushes import Flushes
 from millpond.store.reader import FrameReader
 from millpond.store.recent import Recent
-from millpond.store.tier.ahead import ReadAhead
+from millpond.store.tier.ahead import ReadAhead, Reading
 from millpond.store.tier.channel import (
     Alive,
     Begin,
@@ -71,39 +70,41 @@ class FarLog:
         self._reader = FrameReader(self.segments, Recent(0), lambda _position, _end: None, Flushes())
         self._queue_id = 0
         self._spots: list[FrameSpot] = []  # of that queue, from the last ones asked for on
-        self._ahead = ReadAhead(self._read)
+        self._ahead = ReadAhead(self._begin)
         self._most = SEAL_SPOTS  # offsets to ask for: those of about SEAL_SPOTS frames, or SEAL_SPOT_BYTES
-
-    @property
-    def read_bytes(self) -> int:
-        return SEAL_LONG_READ_BYTES if self._steps.long else SEAL_READ_BYTES
 
     async def frames(self, queue_id: int, offset: int, end: int, max_bytes: int) -> list[StoredFrame]:
         """As of `SealSource`, or more than `max_bytes`."""
-        return await self._ahead.frames(queue_id, offset, end, max_bytes, ahead=self._steps.long)
+        ahead = SEAL_READ_BYTES if self._steps.long else 0
+        return await self._ahead.frames(queue_id, offset, end, max_bytes, ahead=ahead)
 
-    async def _read(self, queue_id: int, offset: int, end: int, max_bytes: int) -> list[StoredFrame]:
+    async def _begin(self, queue_id: int, offset: int, end: int, max_bytes: int) -> Reading:
         self.segments.trim()
         chosen: list[FrameSpot] = []
-        size = 0
+        size, behind = 0, end
         for spot in await self._spots_from(queue_id, offset, end):
             if chosen and size + spot.length > max_bytes:
                 break
             chosen.append(spot._replace(first=spot.end))  # the reader keeps none for later
-            size += spot.length
+            size, behind = size + spot.length, spot.end
+        return Reading(asyncio.create_task(self._read(chosen, Look(queue_id, offset, end, max_bytes))), behind)
+
+    async def _read(self, chosen: list[FrameSpot], look: Look) -> list[StoredFrame]:
+        """The frames at `chosen`, those that `look` is for."""
         try:
             return await self._reader.frames(chosen, background=True)
         except (Internal, BelowLocal, OSError):
             self.segments.trim(0)  # what is open may be something else by now
             self._spots = []
-        expect(Done, await self._channel.ask(Look(queue_id, offset, end, max_bytes)))
+        expect(Done, await self._channel.ask(look))
         try:
             return await self._reader.frames(chosen, background=True)
         except (Internal, BelowLocal, OSError) as error:
             raise Unavailable("tier_unavailable", f"the log cannot be read for sealing: {error}") from error
 
     async def _spots_from(self, queue_id: int, offset: int, end: int) -> list[FrameSpot]:
-        """Those of frames that hold offsets from `offset` on, some of them."""
+        """Those of frames that hold offsets from `offset` on, some of them. Each ends where its frame does, at `end`,
+        or where that is not known."""
         known = self._spots if queue_id == self._queue_id else []
         known = [spot for spot in known if spot.first <= offset < spot.end or spot.first > offset]
         if not known or known[0].first > offset:
@@ -114,6 +115,11 @@ class FarLog:
             if known:
                 offsets, size = known[-1].end - known[0].first, sum(spot.length for spot in known)
                 self._most = 1 + min(SEAL_SPOTS * offsets // len(known), SEAL_SPOT_BYTES * offsets // size)
+                if (last := known[-1]).end < end:  # of its frame there may be more
+                    del known[-1]
+                    if not known:
+                        self._spots = []
+                        return [last._replace(end=end)]
         self._queue_id, self._spots = queue_id, known
         return [spot for spot in known if spot.first < end]
 

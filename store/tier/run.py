@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from millpond.core.errors import Internal
-from millpond.core.limits import SEAL_QUEUES
+from millpond.core.limits import SEAL_QUEUES, SEAL_READ_BYTES
 from millpond.store.client import QueueRef, StoredFrame
 from millpond.store.tier.in_time import in_time
 
@@ -22,10 +22,7 @@ DAY_MS = 86_400_000
 
 
 class FrameSource(Protocol):
-    """Where the frames come from: `frames` of `source.SealSource`. `read_bytes`: how many to ask for at once."""
-
-    @property
-    def read_bytes(self) -> int: ...
+    """Where the frames come from: `frames` of `source.SealSource`."""
 
     async def frames(self, queue_id: int, offset: int, end: int, max_bytes: int) -> list[StoredFrame]: ...
 
@@ -99,7 +96,7 @@ async def _gather(
         tiered, end = wanted.tiered[queue.queue_id], wanted.ends[queue.queue_id]
         piece = Piece(queue, tiered, max(tiered, wanted.kept[queue.queue_id]))
         while piece.end < end and (size < most or not (leading or turn_taken)):
-            frames = await _read_around(source, piece, end, max(1, min(source.read_bytes, most - size)))
+            frames = await _read_around(source, piece, end, max(1, min(SEAL_READ_BYTES, most - size)))
             if not frames:
                 break
             taken = _of_day(frames, day)

@@ -18,13 +18,20 @@ OPEN_SEGMENTS = 4
 
 
 class SealFile(SystemFile):
-    """Reads gently, always. `written_to`: the store writes to it just now; a direct read would hold a lock then that a
-    write waits for, and this process may lose the core meanwhile."""
+    """Reads gently, always, and is closed when nobody has it any more: steps that are read ahead may. `written_to`: the
+    store writes to it just now; a direct read would hold a lock then that a write waits for, and this process may lose
+    the core meanwhile."""
+
+    _fd = -1  # while it was not opened
 
     def __init__(self, path: Path, steps: Steps) -> None:
         super().__init__(path, create=False)
         self.written_to = True
         self._steps = steps
+
+    def __del__(self) -> None:
+        if self._fd >= 0:
+            self.close()
 
     @property
     def step_bytes(self) -> int:
@@ -72,6 +79,6 @@ class SegmentFiles:
         return header if header is not None and header.position == position else None
 
     def trim(self, most: int = OPEN_SEGMENTS) -> None:
-        """Keep at most so many open: those used last. Not while one is being read."""
+        """Keep at most so many open, beside those that are being read: those used last."""
         while len(self._open) > most:
-            self._open.popitem(last=False)[1].file.close()
+            self._open.popitem(last=False)

@@ -14,7 +14,6 @@ import pytest
 from millpond.core.clock import SystemClock, SystemRandom
 from millpond.core.config import TierConfig
 from millpond.core.errors import Internal
-from millpond.core.limits import SEAL_READ_BYTES
 from millpond.core.schema import BORN_TS, KEY, ORIGIN, PROPERTIES, PROPERTIES_TYPE, TAG, TIMESTAMP, message_schema
 from millpond.core.tier.directory import DirectoryObjects
 from millpond.metadata.client import TierObject, TopicInfo, TopicSettings
@@ -58,7 +57,6 @@ class FakeSource:
     """A `SealSource` whose log is a list of frames for each queue."""
 
     store_group = "a"
-    read_bytes = SEAL_READ_BYTES
 
     def __init__(self, topic: TopicInfo, epoch: int) -> None:
         self.topic = topic
