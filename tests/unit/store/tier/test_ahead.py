@@ -20,6 +20,7 @@ class Log:
     def __init__(self) -> None:
         self.asked: list[tuple[int, int]] = []
         self.damaged = -1
+        self.turns = 1  # of the loop that a step takes
         self.reading: list[asyncio.Task[list[StoredFrame]]] = []
 
     async def begin(self, queue_id: int, offset: int, end: int, max_bytes: int) -> Reading:
@@ -29,7 +30,8 @@ class Log:
         return Reading(reading, min(offset + max_bytes, end))
 
     async def _frames(self, queue_id: int, offset: int, end: int, max_bytes: int) -> list[StoredFrame]:
-        await asyncio.sleep(0)
+        for _ in range(self.turns):
+            await asyncio.sleep(0)
         if offset <= self.damaged < offset + max_bytes:
             raise Internal("corrupt_range", "damaged")
         return [frame(queue_id, at) for at in range(offset, min(offset + max_bytes, end, 100))]
@@ -106,10 +108,11 @@ async def test_a_step_begins_in_the_frame_that_the_one_before_ends_with(log: Log
 
 async def test_nothing_is_read_once_it_is_forgotten(log: Log) -> None:
     """Also behind a caller that was cancelled while it waited."""
+    log.turns = 10
     ahead = ReadAhead(log.begin)
     asking = asyncio.create_task(ahead.frames(1, 0, 100, STEP, ahead=STEP))
-    while not log.reading:
-        await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not asking.done() and not log.reading[0].done()
     asking.cancel()
     await asyncio.wait([asking])
     assert asking.cancelled()

@@ -399,7 +399,23 @@ def test_segments_are_read_past_the_page_cache_once_nobody_writes_to_them(tmp_pa
     assert written_to() == [False, False]
     files.still = False
     assert written_to() == [False, True]
+
+
+def test_a_segment_is_open_as_long_as_somebody_reads_it(tmp_path: Path) -> None:
+    """Also when it is no longer kept for later; one that is not there leaves nothing behind."""
+    path = tmp_path / segment_name(0)
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(b"frames")
+    files = SegmentFiles(ToldPlace(str(tmp_path), SEGMENT_BYTES, 1), Steps())
+    reading = files.segment_of(0)
     files.trim(0)
+    assert reading is not None and reading.file.read(0, 6) == b"frames"
+    handle = reading.file.fileno()
+    assert handle is not None
+    del reading
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(handle)
+    assert files.segment_of(SEGMENT_BYTES) is None
 
 
 async def test_signals_for_the_store_are_not_for_it(place: Place) -> None:
