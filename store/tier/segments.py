@@ -52,7 +52,7 @@ class SegmentFiles:
         self.seed = place.seed
         self.first_position = 0
         self.open_from = 0
-        self.still = False
+        self._still = False
         self._place = place
         self._steps = steps
         self._open: OrderedDict[int, Segment] = OrderedDict()
@@ -66,10 +66,24 @@ class SegmentFiles:
             except FileNotFoundError:
                 return None
             segment = Segment(base, self._place.segment_bytes, file)
-        assert isinstance(segment.file, SealFile)
-        segment.file.written_to = base >= self.open_from and not self.still
         self._open[base] = segment
+        self._tell(segment)
         return segment
+
+    @property
+    def still(self) -> bool:
+        return self._still
+
+    @still.setter
+    def still(self, still: bool) -> None:
+        """Heeded by what waits for its turn to be read, too."""
+        self._still = still
+        for segment in self._open.values():
+            self._tell(segment)
+
+    def _tell(self, segment: Segment) -> None:
+        assert isinstance(segment.file, SealFile)
+        segment.file.written_to = segment.base >= self.open_from and not self._still
 
     def read_header(self, position: int) -> FrameHeader | None:
         segment = self.segment_of(position)

@@ -401,6 +401,19 @@ def test_segments_are_read_past_the_page_cache_once_nobody_writes_to_them(tmp_pa
     assert written_to() == [False, True]
 
 
+def test_a_read_that_waits_for_its_turn_heeds_what_is_written(tmp_path: Path) -> None:
+    """It was asked for while the log was still, and something is appended before it begins."""
+    path = tmp_path / segment_name(0)
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(b"")
+    files = SegmentFiles(ToldPlace(str(tmp_path), SEGMENT_BYTES, 1), Steps())
+    files.still = True
+    waiting = files.segment_of(0)
+    assert waiting is not None and isinstance(waiting.file, SealFile) and not waiting.file.written_to
+    files.still = False
+    assert waiting.file.written_to
+
+
 def test_a_segment_is_open_as_long_as_somebody_reads_it(tmp_path: Path) -> None:
     """Also when it is no longer kept for later; one that is not there leaves nothing behind."""
     path = tmp_path / segment_name(0)
