@@ -9,11 +9,9 @@ other side is the load of `latency` itself.
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import tempfile
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -23,16 +21,13 @@ import uvloop
 from aiohttp import web
 
 from benchmarks import limits
-from benchmarks.handover import FILE_BYTES, PAGE_BYTES
+from benchmarks.handover import Keeper
 from millpond.client.connection import ARROW, Connection
 from millpond.client.groups import Group, GroupFilter
 from millpond.client.load import batched
 from millpond.client.load.figures import Times
 from millpond.core.arrow import END_OF_STREAM
 from millpond.core.schema import TIER_SCHEMA
-from millpond.core.threads import Threads
-from millpond.store.disk import SystemFile
-from millpond.store.kernel_sync import Syncs
 
 NAME = "the SDK around a flush"
 _ATTEMPT = pa.field("delivery_attempt", pa.int32(), nullable=False)
@@ -51,16 +46,10 @@ async def latency(folder: str, message_bytes: int, queues: int, *, seconds: floa
 
 
 class _Bare:
-    def __init__(self, file: SystemFile, message_bytes: int, queues: int) -> None:
-        self._file = file
+    def __init__(self, place: str, message_bytes: int, queues: int) -> None:
+        self._keeper = Keeper(place)
         self._bytes = message_bytes
         self._queues = [{"queue": n, "start_offset": 0, "tiered_to": 0, "end_offset": 0} for n in range(queues)]
-        self._at = 0
-        self._syncs = Syncs(Threads(1, "bare"))
-        self._syncing = asyncio.Lock()
-        self._written = self._durable = 0  # requests
-        self._kept: list[bytes] = []
-        self._taker: asyncio.Future[None] | None = None
 
     async def handle(self, request: web.BaseRequest) -> web.Response:
         data = await request.read()
@@ -77,31 +66,14 @@ class _Bare:
         return _answer(Group("latency", "bare", "latest", GroupFilter(), 1, 1_000, 0))
 
     async def _put(self, data: bytes, queue: int, count: int) -> dict[str, object]:
-        self._file.write(self._at, [data])
-        self._at = (self._at + -(-len(data) // PAGE_BYTES) * PAGE_BYTES) % (FILE_BYTES // 2)
-        self._written += 1
-        await self._sync(self._written)
-        data = data.rjust(count * self._bytes + len(END_OF_STREAM))  # what warms it up is shorter
-        end = len(data) - len(END_OF_STREAM)
-        self._kept += [data[at : at + self._bytes] for at in range(end - count * self._bytes, end, self._bytes)]
-        if self._taker is not None:
-            self._taker.set_result(None)
-            self._taker = None
+        whole = data.rjust(count * self._bytes + len(END_OF_STREAM))  # what warms it up is shorter
+        end = len(whole) - len(END_OF_STREAM)
+        bodies = [whole[at : at + self._bytes] for at in range(end - count * self._bytes, end, self._bytes)]
+        await self._keeper.keep(data, bodies)
         return {"ranges": [{"queue": queue, "first_offset": 0, "count": count}]}
 
-    async def _sync(self, written: int) -> None:
-        """One flush is for all that was written before it."""
-        async with self._syncing:
-            if self._durable < written:
-                durable = self._written
-                await self._syncs.sync(self._file)
-                self._durable = durable
-
     async def _take(self) -> bytes:
-        if not self._kept:
-            self._taker = asyncio.get_running_loop().create_future()
-            await self._taker
-        kept, self._kept = self._kept, []
+        kept = await self._keeper.take()
         before, after = _around(len(kept), self._bytes)
         return b"".join((before, *kept, after))
 
@@ -133,11 +105,5 @@ def _answer(value: object) -> web.Response:
     return web.Response(body=msgspec.json.encode(value), content_type="application/json")
 
 
-async def _serve(place: str, message_bytes: int, queues: int) -> None:
-    file = SystemFile(Path(place, "bare"), create=True)
-    file.allocate(FILE_BYTES, written=True)
-    await limits.answer(_Bare(file, message_bytes, queues).handle)
-
-
 if __name__ == "__main__":
-    uvloop.run(_serve(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))
+    uvloop.run(limits.answer(_Bare(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])).handle))

@@ -77,39 +77,58 @@ class _Load:
                 self._took.append(now - self._due.pop(bytes(answer.body[at : at + 8])))
 
 
-class _Keeper:
-    def __init__(self, file: SystemFile) -> None:
-        self._file = file
+class Keeper:
+    """Messages on their way through a file: kept once they are flushed, and taken by who waits, all there are."""
+
+    def __init__(self, place: str) -> None:
+        self._file = SystemFile(Path(place, "kept"), create=True)
+        self._file.allocate(FILE_BYTES, written=True)
         self._at = 0
-        self._syncs = Syncs(Threads(1, "handover"))
+        self._syncs = Syncs(Threads(1, "keeper"))
+        self._syncing = asyncio.Lock()
+        self._written = self._durable = 0  # requests
         self._kept: list[bytes] = []
         self._taker: asyncio.Future[None] | None = None
 
-    async def handle(self, request: web.BaseRequest) -> web.Response:
-        body = await request.read()
-        if request.path == TAKE:
-            return web.Response(body=await self._take())
+    async def keep(self, body: bytes, messages: list[bytes]) -> None:
+        """Returns when `body` is on the disk, and `messages` are there to be taken."""
         self._file.write(self._at, [body])
         self._at = (self._at + -(-len(body) // PAGE_BYTES) * PAGE_BYTES) % (FILE_BYTES // 2)
-        await self._syncs.sync(self._file)
-        self._kept.append(body)
+        self._written += 1
+        await self._sync(self._written)
+        self._kept += messages
         if self._taker is not None:
             self._taker.set_result(None)
             self._taker = None
-        return web.Response(body=b"{}")
 
-    async def _take(self) -> bytes:
+    async def _sync(self, written: int) -> None:
+        """One flush is for all that was written before it."""
+        async with self._syncing:
+            if self._durable < written:
+                durable = self._written
+                await self._syncs.sync(self._file)
+                self._durable = durable
+
+    async def take(self) -> list[bytes]:
+        """At least one message. One caller at a time."""
         if not self._kept:
             self._taker = asyncio.get_running_loop().create_future()
             await self._taker
         kept, self._kept = self._kept, []
-        return b"".join(kept)
+        return kept
 
 
 async def _serve(place: str) -> None:
-    file = SystemFile(Path(place, "handover"), create=True)
-    file.allocate(FILE_BYTES, written=True)
-    await limits.answer(_Keeper(file).handle)
+    keeper = Keeper(place)
+
+    async def handle(request: web.BaseRequest) -> web.Response:
+        body = await request.read()
+        if request.path == TAKE:
+            return web.Response(body=b"".join(await keeper.take()))
+        await keeper.keep(body, [body])
+        return web.Response(body=b"{}")
+
+    await limits.answer(handle)
 
 
 if __name__ == "__main__":

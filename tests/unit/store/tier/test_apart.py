@@ -23,11 +23,9 @@ from millpond.core.frame import Sidecar, pack_sidecar
 from millpond.core.limits import SEAL_GENTLE_BYTES_PER_SECOND
 from millpond.core.schema import message_schema
 from millpond.core.tier.directory import DirectoryObjects
-from millpond.core.tier.gentle import Steps
 from millpond.metadata.client import TopicSettings
 from millpond.metadata.local import LocalMetadata
 from millpond.store.client import AppendRequest, QueueAppend, QueueRef
-from millpond.store.commitlog import segment_name
 from millpond.store.disk import SystemDisk
 from millpond.store.engine import Engine
 from millpond.store.local import LocalStore
@@ -35,9 +33,7 @@ from millpond.store.seal_source import EngineSealSource
 from millpond.store.tier import apart, pace
 from millpond.store.tier.apart import Process, WorkApart
 from millpond.store.tier.channel import Channel, Message, Pace
-from millpond.store.tier.channel import Place as ToldPlace
 from millpond.store.tier.child import Sealing
-from millpond.store.tier.segments import SealFile, SegmentFiles
 
 SEGMENT_BYTES = 1 << 20
 
@@ -379,56 +375,6 @@ async def test_the_disk_is_held_for_longer_when_nobody_waits_for_it(
         finally:
             await sealing.end()
             channel.close("the test ends")
-
-
-def test_segments_are_read_past_the_page_cache_once_nobody_writes_to_them(tmp_path: Path) -> None:
-    """Those before the open one always; the open one while the log is still."""
-    for base in (0, SEGMENT_BYTES):
-        path = tmp_path / segment_name(base)
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(b"")
-    files = SegmentFiles(ToldPlace(str(tmp_path), SEGMENT_BYTES, 1), Steps())
-    files.open_from = SEGMENT_BYTES
-
-    def written_to() -> list[bool]:
-        found = [files.segment_of(base) for base in (0, SEGMENT_BYTES)]
-        return [one.file.written_to for one in found if one is not None and isinstance(one.file, SealFile)]
-
-    assert written_to() == [False, True]
-    files.still = True
-    assert written_to() == [False, False]
-    files.still = False
-    assert written_to() == [False, True]
-
-
-def test_a_read_that_waits_for_its_turn_heeds_what_is_written(tmp_path: Path) -> None:
-    """It was asked for while the log was still, and something is appended before it begins."""
-    path = tmp_path / segment_name(0)
-    path.parent.mkdir(exist_ok=True)
-    path.write_bytes(b"")
-    files = SegmentFiles(ToldPlace(str(tmp_path), SEGMENT_BYTES, 1), Steps())
-    files.still = True
-    waiting = files.segment_of(0)
-    assert waiting is not None and isinstance(waiting.file, SealFile) and not waiting.file.written_to
-    files.still = False
-    assert waiting.file.written_to
-
-
-def test_a_segment_is_open_as_long_as_somebody_reads_it(tmp_path: Path) -> None:
-    """Also when it is no longer kept for later; one that is not there leaves nothing behind."""
-    path = tmp_path / segment_name(0)
-    path.parent.mkdir(exist_ok=True)
-    path.write_bytes(b"frames")
-    files = SegmentFiles(ToldPlace(str(tmp_path), SEGMENT_BYTES, 1), Steps())
-    reading = files.segment_of(0)
-    files.trim(0)
-    assert reading is not None and reading.file.read(0, 6) == b"frames"
-    handle = reading.file.fileno()
-    assert handle is not None
-    del reading
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(handle)
-    assert files.segment_of(SEGMENT_BYTES) is None
 
 
 async def test_signals_for_the_store_are_not_for_it(place: Place) -> None:
